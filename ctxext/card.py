@@ -1,0 +1,91 @@
+"""The model card of a patched folder: the exact configuration, the schedule, and who will run it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from . import methods
+from ._version import __version__
+from .export.portability import verdicts
+from .rope import Schedule
+
+
+def model_card(base: str, schedule: Schedule, config: Mapping[str, Any]) -> str:
+    """README.md of a patched folder, with the hub's metadata block on top."""
+    method = methods.get(schedule.method)
+    options = {k: v for k, v in schedule.params.items() if v is not None}
+    keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
+    rope = schedule.rope
+    return f"""---
+base_model: {base}
+library_name: transformers
+tags: [ctxext, long-context, {schedule.method}]
+---
+
+# {base}, {method.title} x{schedule.factor:g}
+
+{base} with its rotary embedding changed by ctxext {__version__} to read
+**{schedule.max_length:,} tokens** instead of {rope.trained_length:,}. The weights are the base model's, byte
+for byte; nothing was trained.
+
+| | |
+|---|---|
+| method | `{schedule.method}` ({method.paper}) |
+| factor | {schedule.factor:g} |
+| options | `{json.dumps(options)}` |
+| original rope | theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on {rope.trained_length:,} tokens |
+| attention scale on cos and sin | {schedule.stages[0].attention_scale:.6g} |
+
+{_loading(schedule)}
+
+## Who will run it
+
+| runtime | | |
+|---|---|---|
+{chr(10).join(f"| {v.runtime} | {v.runs} | {v.note} |" for v in verdicts(schedule, config.get("model_type", "")))}
+
+## The schedule
+
+{schedule_table(schedule)}
+
+## In config.json
+
+```json
+{json.dumps(keys, indent=1)}
+```
+"""
+
+
+def _loading(schedule: Schedule) -> str:
+    if schedule.is_static:
+        return "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+    return (
+        "**Plain transformers can't run this folder and stops with a KeyError.** "
+        f"{_beyond_table(schedule)} Load it with `ctxext.load(folder)`."
+    )
+
+
+def _beyond_table(schedule: Schedule) -> str:
+    return (
+        f"The first {schedule.start_tokens} positions keep the original angles: no frequency table can say that. "
+        "Without that the model would silently be another one."
+    )
+
+
+def schedule_table(schedule: Schedule) -> str:
+    """Markdown: per frequency, its wavelength in tokens before and after, and the turns seen in training."""
+    rows = [
+        "| i | wavelength, original | turns in training | wavelength, now | divided by |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    now = schedule.stages[-1].inv_freq
+    for i, (before, turns, after) in enumerate(
+        zip(schedule.rope.inv_freq(), schedule.rope.turns(), now, strict=True)
+    ):
+        length = f"{2 * math.pi / after:,.1f}" if after else "stopped"
+        ratio = f"{before / after:.4g}" if after else "stopped"
+        rows.append(f"| {i} | {2 * math.pi / before:,.1f} | {turns:.3g} | {length} | {ratio} |")
+    return "\n".join(rows)

@@ -1,0 +1,163 @@
+"""Model folders: patch one without loading its weights, and load what ctxext wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import methods
+from .card import model_card
+from .errors import CtxextError, warn
+from .families import require_support
+from .folder import WEIGHTS, check_weights, link_or_copy, model_files, replacing
+from .hf_config import read_block, read_rope, sliding_window, write_config
+from .messages import window_message
+from .resolve import display_name, resolve
+from .rope import Schedule, unpatched
+
+
+@dataclass(frozen=True)
+class Patched:
+    """What `patch_checkpoint` did: where, with which schedule, and how the weights came along."""
+
+    out: Path
+    schedule: Schedule
+    config: dict[str, Any]
+    linked_bytes: int
+    copied_bytes: int
+
+
+def default_out(model: str | os.PathLike, method: str, factor: float) -> Path:
+    """./<model name>-<method>-<factor>x"""
+    return Path(f"{display_name(model)}-{method}-{factor:g}x")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder; CtxextError if it is damaged."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (ValueError, OSError) as error:
+        raise CtxextError(f"{folder / 'config.json'} can't be read: {error}") from error
+    if not isinstance(config, dict):
+        raise CtxextError(f"{folder / 'config.json'} holds no object")
+    return config
+
+
+def plan(
+    src: str | os.PathLike,
+    method: str,
+    factor: float,
+    *,
+    trained_length: int | None = None,
+    existing: str = "refuse",
+    trust_remote_code: bool = False,
+    dtype: str = "bfloat16",
+    **params: Any,
+) -> tuple[Path, Schedule, dict[str, Any]]:
+    """What patching would do: the source folder, the schedule and the new config.json, nothing written."""
+    methods.get(method).check(params)
+    methods.check_factor(factor)
+    folder = resolve(src, dtype=dtype)
+    config = read_config(folder)
+    require_support(config, trust_remote_code=trust_remote_code)
+    rope = read_rope(config, trained_length=trained_length, existing=existing)
+    schedule = methods.schedule(rope, method, factor, **params)
+    new = write_config(config, schedule)
+    window = sliding_window(config)
+    if window is not None and window < schedule.max_length:
+        warn(window_message(window, schedule.max_length))
+        new["sliding_window"] = None
+    return folder, schedule, new
+
+
+def patch_checkpoint(
+    src: str | os.PathLike,
+    out: str | os.PathLike | None = None,
+    *,
+    method: str,
+    factor: float,
+    force: bool = False,
+    link: bool = True,
+    **options: Any,
+) -> Patched:
+    """Write a patched copy of a checkpoint without reading its weights.
+
+    src: a folder, `tiny`, a .gguf file (dequantised first) or a hub id. out: the new folder, by default
+    ./<model>-<method>-<factor>x. Weights are hard-linked where the file system allows it (a link shares
+    its bytes with the source: change one and both change), or copied with link=False. Tokenizer,
+    generation config, remote code and all other files come along; the length in tokenizer_config.json
+    is raised with the config's. options: those of `plan`.
+
+    Written to a temporary sibling and renamed, so a kill leaves either nothing or all of it.
+    Raises CtxextError for a model that can't be patched, damaged weights, an existing target without
+    `force`, a full disk or a target that can't be written.
+    """
+    folder, schedule, config = plan(src, method, factor, **options)
+    target = Path(out) if out is not None else default_out(src, method, factor)
+    if target.exists() and folder.resolve().is_relative_to(target.resolve()):
+        raise CtxextError(f"{target} is, or holds, the model to patch", hint="write to another folder with -o")
+    check_weights(folder)
+    written = {
+        "config.json": config,
+        "tokenizer_config.json": _longer_tokenizer(folder, schedule.max_length),
+    }
+    linked = copied = 0
+    with replacing(target, force=force) as temporary:
+        for relative in model_files(folder):
+            # The source's own card describes the source; it stays readable under another name.
+            name = Path("README.base.md") if str(relative) == "README.md" else relative
+            if str(relative) in written:
+                continue
+            size = (folder / relative).stat().st_size
+            if link_or_copy(folder / relative, temporary / name, link=link and relative.suffix in WEIGHTS):
+                linked += size
+            else:
+                copied += size
+        for name, data in written.items():
+            if data is not None:
+                (temporary / name).write_text(json.dumps(data, indent=2) + "\n")
+        (temporary / "README.md").write_text(model_card(display_name(src), schedule, config))
+    return Patched(target, schedule, config, linked, copied)
+
+
+def _longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:
+    """tokenizer_config.json with model_max_length raised: tokenizers warn, and vLLM stops, at the old one."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        return {**json.loads(path.read_text()), "model_max_length": length}
+    except ValueError as error:
+        raise CtxextError(f"{path} is damaged: {error}") from error
+
+
+def stored_schedule(config: Mapping[str, Any]) -> Schedule | None:
+    """The schedule that ctxext left in a config.json, or None."""
+    return read_block(config["ctxext"]) if config.get("ctxext") else None
+
+
+def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
+    """Load a model that ctxext wrote, or any other, with its whole schedule.
+
+    kwargs go to AutoModelForCausalLM.from_pretrained. What plain transformers can run is loaded by plain
+    transformers; for the rest the original rope is loaded and the schedule from the folder's ctxext block
+    is applied to the live model. Returns the model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from .patching import apply
+
+    folder = resolve(path_or_id)
+    config = read_config(folder)
+    schedule = stored_schedule(config)
+    if schedule is None or schedule.is_static:
+        return AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+    original = write_config(config, unpatched(schedule.rope))
+    del original["ctxext"]
+    model = AutoModelForCausalLM.from_pretrained(folder, config=AutoConfig.for_model(**original), **kwargs)
+    apply(model, schedule)
+    return model

@@ -1,0 +1,165 @@
+"""The `ctxext` command. Commands are thin: they parse, call one function, and print its result.
+
+Anything heavy is imported inside a command, so that --help answers at once. Other packages add commands
+through the entry point group "ctxext.commands".
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import terminal
+from ._version import __version__
+from .errors import CtxextError, CtxextWarning
+from .options import (
+    Dtype,
+    Existing,
+    Factor,
+    Json,
+    MethodName,
+    Model,
+    Set,
+    TrainedLength,
+    TrustRemoteCode,
+    parse_settings,
+)
+
+app = typer.Typer(
+    name="ctxext",
+    help="Extend the context of a pretrained model, and measure honestly whether it worked.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    terminal.verbose = verbose
+
+
+@app.command()
+def methods(json: Json = False) -> None:
+    """List every method with its options, formula and source."""
+    from . import methods as registry
+
+    found = registry.all_methods().values()
+    if json:
+        terminal.print_json([terminal.method_dict(m) for m in found])
+    else:
+        terminal.print_methods(found)
+
+
+@app.command()
+def inspect(
+    model: Model,
+    factor: Factor = 4.0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Also draw the wavelengths to this PNG or SVG.")
+    ] = None,
+    trained_length: TrainedLength = None,
+    json: Json = False,
+) -> None:
+    """Show a model's rope, and what each method would make of it."""
+    from .inspection import inspect_model, plot_wavelengths
+
+    report = inspect_model(model, factor, trained_length=trained_length)
+    if plot:
+        plot_wavelengths(report, plot)
+    if json:
+        terminal.print_json(report)
+    else:
+        terminal.print_inspection(report)
+        if plot:
+            terminal.say(f"wavelengths drawn to {plot}")
+
+
+@app.command()
+def patch(
+    model: Model,
+    method: MethodName,
+    factor: Factor = 4.0,
+    settings: Set = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder to write; default MODEL-METHOD-FACTORx.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder if it exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, write nothing.")] = False,
+    link: Annotated[bool, typer.Option("--link/--copy", help="Hard-link the weights, or copy them.")] = True,
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
+    dtype: Dtype = "bfloat16",
+    trust_remote_code: TrustRemoteCode = False,
+    json: Json = False,
+) -> None:
+    """Write a patched copy of a model that plain transformers loads. Weights are linked, never read."""
+    from .checkpoint import Patched, default_out, patch_checkpoint, plan
+
+    options: dict[str, Any] = {
+        "trained_length": trained_length,
+        "existing": existing,
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+        **parse_settings(settings),
+    }
+    if dry_run:
+        _, schedule, config = plan(model, method, factor, **options)
+        done = Patched(out or default_out(model, method, factor), schedule, config, 0, 0)
+    else:
+        done = patch_checkpoint(model, out, method=method, factor=factor, force=force, link=link, **options)
+    if json:
+        terminal.print_json(terminal.patched_dict(done, dry_run=dry_run))
+    else:
+        terminal.print_patched(done, dry_run=dry_run)
+
+
+def _plug_in() -> None:
+    """Add the commands that installed packages offer."""
+    for entry in entry_points(group="ctxext.commands"):
+        command = entry.load()
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=entry.name)
+        else:
+            app.command(entry.name)(command)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+    if issubclass(category, CtxextWarning):
+        terminal.say(f"[yellow]warning:[/] {message}")
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted."""
+    warnings.showwarning = _show_warning
+    _plug_in()
+    try:
+        app()
+    except CtxextError as error:
+        if terminal.verbose:
+            raise
+        terminal.say_error(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        terminal.say("interrupted")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The error that users see: what is wrong, where, and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable
+
+
+class CtxextError(Exception):
+    """A mistake that the user can mend. `hint` says how.
+
+    The command line prints both lines without a traceback and exits with `exit_code`
+    (1: the work failed; 2: wrong usage or a wrong recipe).
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None):
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n  fix: {self.hint}"
+
+
+class UsageError(CtxextError):
+    """An option, a value or a recipe that can't be right whatever the model is."""
+
+    exit_code = 2
+
+
+class CtxextWarning(UserWarning):
+    """Something works, but probably not as the user expects."""
+
+
+def warn(message: str) -> None:
+    """Emit a CtxextWarning that points at the caller of the public function."""
+    warnings.warn(message, CtxextWarning, stacklevel=3)
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """A 'did you mean' sentence with the closest of `choices`, or the list of them.
+
+    >>> nearest("beta_fsat", ["beta_fast", "beta_slow"])
+    "did you mean 'beta_fast'?"
+    """
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "choose one of: " + ", ".join(choices) if choices else "it takes no options"

@@ -1,0 +1,88 @@
+"""What can be known about a model family without importing it: transformers' own source files are read as text.
+
+Importing a modelling file costs seconds and hundreds of MB, and a hand-kept list of families would be out of
+date with the next release. The few facts needed here (does the family use the standard rotary embedding, what
+does its config class leave implicit) stand in plain sight in the installed files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .errors import CtxextError
+
+
+@cache
+def _source(model_type: str, kind: str) -> str | None:
+    """Text of transformers/models/<family>/<kind>_<family>.py, or None if there is no such family."""
+    spec = importlib.util.find_spec("transformers")
+    root = Path(spec.origin).parent / "models"
+    for family in (model_type, model_type.removesuffix("_text")):
+        path = root / family / f"{kind}_{family}.py"
+        if path.is_file():
+            return path.read_text()
+    return None
+
+
+def in_transformers(model_type: str) -> bool:
+    """Whether the installed transformers has modelling code for this model type."""
+    return _source(model_type, "modeling") is not None
+
+
+def unsupported_reason(config: Mapping[str, Any]) -> str | None:
+    """Why a model with this config.json can't be patched, or None if its rotary embedding is the standard one."""
+    model_type = config.get("model_type")
+    if not model_type:
+        return "its config.json has no model_type, so it isn't a transformers model"
+    source = _source(model_type, "modeling")
+    if source is None:
+        return f"the installed transformers has no model type {model_type!r}"
+    if "text_config" in config:
+        return f"{model_type} is multimodal: its rotary embedding sits in a text model inside"
+    if "dynamic_rope_update" not in source or config.get("alibi"):
+        return f"{model_type} has no rotary embedding of the standard kind"
+    rotary = re.search(r"class \w*RotaryEmbedding\(nn\.Module\):.*?(?=\n\S)", source, re.S)
+    body = rotary.group(0) if rotary else ""
+    if "layer_type" in body:
+        return f"{model_type} keeps a rotary embedding per layer type"
+    if "torch.polar" in body:
+        return f"{model_type} rotates by complex numbers"
+    if not re.search(r"def forward\(self, x, position_ids", body):
+        return f"the rotary embedding of {model_type} isn't called as (x, position_ids)"
+    if "qk_rope_head_dim" in config:
+        return f"{model_type} uses latent attention, where scaling also changes the softmax scale"
+    return None
+
+
+def require_support(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> None:
+    """Raise CtxextError with the reason if the model can't be patched.
+
+    A model whose code comes with the checkpoint can't be judged by its source here; with
+    `trust_remote_code` it is taken to read its config like a Llama.
+    """
+    reason = unsupported_reason(config)
+    if reason is None:
+        return
+    if config.get("auto_map") and not in_transformers(config.get("model_type", "")):
+        if trust_remote_code:
+            return
+        raise CtxextError(
+            "this checkpoint brings its own modelling code (auto_map in config.json), which ctxext can't judge",
+            hint="read its code; if it takes rope_scaling like a Llama does, pass --trust-remote-code",
+        )
+    raise CtxextError(f"can't patch this model: {reason}")
+
+
+def leaves_implicit(model_type: str, name: str) -> bool:
+    """Whether the family's config class mentions `name`, so may give it a value that config.json doesn't."""
+    return re.search(rf"\b{name}", _source(model_type, "configuration") or "") is not None
+
+
+def only_longrope(model_type: str) -> bool:
+    """Whether the config class refuses every scaling type but longrope, as Phi-3's does."""
+    return 'not in ["default", "longrope"]' in (_source(model_type, "configuration") or "")

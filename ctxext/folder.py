@@ -1,0 +1,146 @@
+"""File work for model folders: linking weights, checking that they are whole, replacing a folder in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import CtxextError
+
+WEIGHTS = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"))
+_SKIPPED = frozenset((".git", ".cache", "__pycache__"))
+
+
+def model_files(folder: Path) -> Iterator[Path]:
+    """Every file of a model folder, as paths relative to it."""
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if path.is_file() and not _SKIPPED & set(relative.parts):
+            yield relative
+
+
+def check_weights(folder: Path) -> None:
+    """Raise CtxextError if weights are missing or cut short. Reads headers only, never tensors."""
+    weights = [f for f in model_files(folder) if f.suffix in WEIGHTS]
+    if not weights:
+        raise CtxextError(f"{folder} has a config.json but no weights")
+    for index in folder.glob("*.index.json"):
+        try:
+            named = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError) as error:
+            raise CtxextError(f"{index} is damaged: {error}") from error
+        missing = sorted(name for name in named if not (folder / name).is_file())
+        if missing:
+            raise CtxextError(f"{folder} lacks {len(missing)} shard(s): {', '.join(missing[:3])}")
+    for relative in weights:
+        if relative.suffix == ".safetensors":
+            _check_safetensors(folder / relative)
+
+
+def _check_safetensors(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+        if not 0 < length <= size - 8:
+            raise CtxextError(f"{path} is cut short or not a safetensors file", hint="download it again")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise CtxextError(f"{path} has a damaged header", hint="download it again") from error
+    end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
+    if size != 8 + length + end:
+        raise CtxextError(
+            f"{path} is {size} bytes long, its header promises {8 + length + end}", hint="download it again"
+        )
+
+
+def link_or_copy(source: Path, target: Path, *, link: bool) -> bool:
+    """Bring one file over; True if it was hard-linked, which takes no space. Links are followed first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = source.resolve()
+    if link and source.suffix in WEIGHTS | {""}:
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return True
+    shutil.copyfile(source, target)
+    return False
+
+
+@contextlib.contextmanager
+def replacing(out: Path, *, force: bool) -> Iterator[Path]:
+    """A temporary sibling of `out` that becomes `out` when the block ends well and vanishes when it doesn't.
+
+    A kill leaves either nothing or all of it under the name `out`; what it left beside it is cleared by
+    the next call. Raises CtxextError if `out` exists and not `force`, if it isn't a model folder (so that
+    --force can't take away anything else), and for a full disk or a folder that can't be written.
+    """
+    out = Path(os.path.abspath(out.expanduser()))
+    _clear_leftovers(out)
+    if out.exists():
+        _check_overwrite(out, force)
+    temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if out.exists():
+            aside = out.with_name(f".{out.name}.ctxext-old-{os.getpid()}")
+            os.rename(out, aside)
+            os.rename(temporary, out)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.rename(temporary, out)
+    except OSError as error:
+        raise _explained(error, out) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_overwrite(out: Path, force: bool) -> None:
+    if not out.is_dir():
+        raise CtxextError(f"{out} exists and is a file", hint="choose another folder with -o")
+    empty = not any(out.iterdir())
+    if not (empty or force):
+        raise CtxextError(f"{out} exists already", hint="--force overwrites it, -o writes elsewhere")
+    if not (empty or (out / "config.json").is_file()):
+        raise CtxextError(
+            f"{out} is not a model folder, so --force won't replace it", hint="choose another with -o"
+        )
+
+
+def _clear_leftovers(out: Path) -> None:
+    """Remove what a killed run left beside `out`, and give back what it had moved aside."""
+    for left in out.parent.glob(f".{out.name}.ctxext-*"):
+        pid = left.name.rpartition("-")[2]
+        if not pid.isdigit() or _alive(int(pid)):
+            continue
+        if "-old-" in left.name and not out.exists():
+            os.rename(left, out)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _explained(error: OSError, out: Path) -> CtxextError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CtxextError(
+            f"the disk is full: could not write {out}", hint="nothing was left behind; free some space"
+        )
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return CtxextError(f"can't write to {out.parent}: {error.strerror}", hint="choose another folder with -o")
+    return CtxextError(f"could not write {out}: {error}")

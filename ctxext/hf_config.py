@@ -1,0 +1,303 @@
+"""Between a config.json and ctxext's plain data: Rope from a config, a Schedule into `rope_parameters`.
+
+Works on plain dicts, so that patching a folder imports neither torch nor transformers.
+
+Two dialects exist. transformers 5 writes `rope_parameters` (theta inside); before that it was `rope_scaling`
+plus a top-level `rope_theta`, which most servers, MLX and converters still read. A folder that speaks only
+one of them is silently misread by readers of the other, so both are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from . import methods
+from ._version import __version__
+from .errors import CtxextError, UsageError
+from .families import leaves_implicit, only_longrope
+from .rope import Rope, Schedule, unpatched
+
+# Keys that describe a scaling. Everything else in rope_parameters belongs to the model and is kept.
+SCALING_KEYS = frozenset(
+    (
+        *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "finetuned"),
+        *("attention_factor", "attn_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"),
+        *("short_factor", "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor"),
+    )
+)
+# Stands for "no rotation" in a table of divisors: at 1e18 no position below 1e9 turns by a float32 epsilon,
+# and theta * 1e18 still fits in float32.
+STOPPED = 1e18
+REFUSE = "needs ctxext.load"
+EXISTING = ("refuse", "replace", "compose")
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config's scaling in one flat dict with rope_type and rope_theta, whichever dialect it is in.
+
+    Precedence is transformers': rope_scaling over rope_parameters, a theta inside over one at the top.
+    Raises CtxextError if the rope is nested per layer type or there is no rope at all.
+    """
+    found = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    if any(isinstance(value, Mapping) for value in found.values()):
+        raise CtxextError("can't patch this model: it keeps a rotary embedding per layer type")
+    found["rope_type"] = found.get("rope_type", found.pop("type", "default"))
+    model_type = config.get("model_type", "")
+    theta = found.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
+    partial = found.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct")))
+    unsaid = (theta is None) or (
+        partial is None and any(leaves_implicit(model_type, n) for n in ("partial_rotary_factor", "rotary_pct"))
+    )
+    if unsaid:
+        # Only the config class knows what it fills in; this import is the slow path for old checkpoints.
+        implicit = _class_defaults(config)
+        theta, partial = theta or implicit.get("rope_theta"), implicit.get("partial_rotary_factor", partial)
+    if theta is None:
+        raise CtxextError("can't patch this model: its config has no rope_theta, so no rotary embedding")
+    found["rope_theta"] = float(theta)
+    if partial is not None:
+        found["partial_rotary_factor"] = float(partial)
+    return found
+
+
+def _class_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING
+
+    model_type = config.get("model_type", "")
+    if model_type not in CONFIG_MAPPING:
+        return {}
+    built = CONFIG_MAPPING[model_type].from_dict({k: v for k, v in config.items() if v is not None})
+    return dict(getattr(built, "rope_parameters", None) or {})
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """Coordinates per attention head, spelled out or hidden size / heads (Falcon and GPT-2 style names too)."""
+    if config.get("head_dim"):
+        return int(config["head_dim"])
+    hidden = config.get("hidden_size") or config.get("n_embd")
+    heads = config.get("num_attention_heads") or config.get("n_head")
+    if not hidden or not heads:
+        raise CtxextError("config.json has neither head_dim nor hidden_size and num_attention_heads")
+    return int(hidden) // int(heads)
+
+
+def read_schedule(config: Mapping[str, Any], trained_length: int | None = None) -> Schedule:
+    """What the checkpoint runs as it stands: its rope, and whatever scaling its config already carries.
+
+    trained_length overrides the config's idea of the length before scaling (Llama 2 was once published
+    with 2048 instead of 4096). Raises CtxextError for scalings that have no fixed frequencies.
+    """
+    block = config.get("ctxext")
+    if block:
+        return read_block(block)
+    found = rope_parameters(config)
+    length = config.get("max_position_embeddings") or config.get("n_positions")
+    kind = found["rope_type"]
+    original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
+    base_length = trained_length or (original if kind in ("yarn", "longrope", "llama3") and original else length)
+    if not base_length:
+        raise CtxextError(
+            "config.json has no max_position_embeddings", hint="say how long it was trained: --trained-length"
+        )
+    dim = int(head_dim(config) * found.get("partial_rotary_factor", 1.0))
+    rope = Rope(found["rope_theta"], dim, int(base_length))
+    if kind == "default":
+        return unpatched(rope)
+    try:
+        return _known_scaling(rope, found, length)
+    except KeyError as error:
+        raise CtxextError(f"the {kind} scaling in config.json lacks {error}") from None
+
+
+def _known_scaling(rope: Rope, found: Mapping[str, Any], length: int | None) -> Schedule:
+    """The Schedule of a scaling that transformers knows by name."""
+    kind = found["rope_type"]
+    factor = found.get("factor") or (length / rope.trained_length if length else 1.0)
+    if kind == "linear":
+        return methods.schedule(rope, "pi", factor)
+    if kind in ("yarn", "llama3"):
+        options = {o.name for o in methods.get(kind).options}
+        given = {k: v for k, v in found.items() if k in options and v is not None}
+        return methods.schedule(rope, kind, factor, **given)
+    if kind in ("longrope", "su"):
+        if found["short_factor"] != found["long_factor"]:
+            raise CtxextError(
+                "this checkpoint switches between short and long factors by the length of the call",
+                hint="pass --existing replace to drop that scaling and patch its original rope",
+            )
+        if length and length < rope.trained_length:
+            length = rope.trained_length
+        return methods.schedule(
+            rope,
+            "longrope",
+            max(factor, 1.0),
+            long_factor=list(found["long_factor"]),
+            attention_factor=found.get("attention_factor"),
+        )
+    raise CtxextError(
+        f"this checkpoint is already scaled by rope type {kind!r}, which has no fixed frequencies to build on",
+        hint="pass --existing replace to drop that scaling and patch its original rope",
+    )
+
+
+def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, existing: str = "refuse") -> Rope:
+    """The Rope to patch.
+
+    existing says what to do with a checkpoint that is already scaled: "refuse"; "replace" drops the scaling
+    and starts from the original rope; "compose" keeps it and extends what it reached.
+    Raises UsageError for an unknown choice, CtxextError if it is scaled and the choice is "refuse".
+    """
+    if existing not in EXISTING:
+        raise UsageError(f"existing={existing!r} is not one of {', '.join(EXISTING)}")
+    if existing == "replace" and not config.get("ctxext"):
+        # Drop it unread: the scaling may be one that has no fixed frequencies.
+        found = rope_parameters(config)
+        original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
+        kept = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters")}
+        plain = {k: v for k, v in found.items() if k in ("rope_theta", "partial_rotary_factor")}
+        kept |= {"rope_parameters": {"rope_type": "default", **plain}}
+        return read_schedule(kept, trained_length or original).rope
+    now = read_schedule(config, trained_length)
+    if now.method == "none":
+        return now.rope
+    if existing == "replace":
+        return Rope(now.rope.theta, now.rope.dim, trained_length or now.rope.trained_length)
+    if existing == "refuse":
+        raise CtxextError(
+            f"this checkpoint is already scaled: {now.method}, factor {now.factor:g}, "
+            f"{now.rope.trained_length} to {now.max_length} tokens",
+            hint="pass --existing compose to extend that further, or --existing replace to start from the "
+            "original rope",
+        )
+    if not now.is_static:
+        raise CtxextError(f"can't compose with {now.method}: it isn't a fixed frequency table")
+    geometric = now.rope.geometric()
+    ratios = tuple(f / g for f, g in zip(now.stages[0].inv_freq, geometric, strict=True))
+    length = trained_length or config.get("max_position_embeddings") or now.max_length
+    return Rope(now.rope.theta, now.rope.dim, length, ratios, now.stages[0].attention_scale)
+
+
+def carrier(schedule: Schedule) -> dict[str, Any]:
+    """Any static schedule as transformers' longrope type with equal short and long factors.
+
+    Runtimes disagree on longrope's attention scale unless both lengths are equal (then all give 1) or the
+    scale is spelled out in every key that one of them reads.
+    """
+    stage = schedule.stages[0]
+    divisors = [
+        min(g / f, STOPPED) if f > 0 else STOPPED
+        for g, f in zip(schedule.rope.geometric(), stage.inv_freq, strict=True)
+    ]
+    scale = stage.attention_scale
+    original = schedule.max_length if scale == 1.0 else schedule.rope.trained_length
+    keys = {
+        "rope_type": "longrope",
+        "factor": schedule.max_length / original,
+        "original_max_position_embeddings": original,
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "attention_factor": scale,
+    }
+    return keys if scale == 1.0 else keys | {"short_mscale": scale, "long_mscale": scale}
+
+
+def native_parameters(schedule: Schedule, model_type: str = "") -> dict[str, Any]:
+    """`rope_parameters` for a schedule: its native type, else the carrier, else a type no runtime accepts.
+
+    A schedule that is more than a frequency table gets a rope_type that makes plain transformers stop with
+    a KeyError that names ctxext.load, because any type it accepts would run something else.
+    """
+    theta = schedule.rope.theta
+    if not schedule.is_static:
+        return {"rope_type": f"ctxext {schedule.method} ({REFUSE})", "rope_theta": theta}
+    native = schedule.native
+    if native is None or (only_longrope(model_type) and native["rope_type"] != "default"):
+        return {"rope_theta": theta, **carrier(schedule)}
+    keys = {"rope_theta": theta, **native}
+    if native["rope_type"] == "yarn" and schedule.factor > 1:
+        # SGLang multiplies its own default by attn_factor and ignores attention_factor.
+        keys["attn_factor"] = keys["attention_factor"] / (0.1 * math.log(schedule.factor) + 1)
+    if native["rope_type"] == "linear":
+        # Read by SGLang, which otherwise takes max_position_embeddings times factor for the length.
+        keys["original_max_position_embeddings"] = schedule.rope.trained_length
+    return keys
+
+
+def write_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
+
+    Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
+    """
+    new = dict(config)
+    found = rope_parameters(config)
+    kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
+    keys = {**native_parameters(schedule, config.get("model_type", "")), **kept}
+    new["rope_parameters"] = keys
+    plain = keys["rope_type"] == "default"
+    new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
+    new["rope_theta"] = keys["rope_theta"]
+    if "rotary_emb_base" in config:
+        new["rotary_emb_base"] = keys["rope_theta"]
+    new["max_position_embeddings"] = schedule.max_length
+    # transformers lets a top-level original length win over the one in the dict, and llama.cpp's converter
+    # reads only the top-level one for llama3; for longrope it would lower vLLM's default length.
+    if "original_max_position_embeddings" in config or keys["rope_type"] == "llama3":
+        new["original_max_position_embeddings"] = keys.get(
+            "original_max_position_embeddings", schedule.rope.trained_length
+        )
+    if "head_dim" in config and config["head_dim"] is None:
+        # Several of transformers' scaling functions multiply head_dim without looking whether it is there.
+        new["head_dim"] = head_dim(config)
+    new["ctxext"] = block(schedule)
+    return new
+
+
+def block(schedule: Schedule) -> dict[str, Any]:
+    """What config.json remembers under "ctxext": how to make the schedule again, and a hash to check it by."""
+    return {
+        "version": __version__,
+        "method": schedule.method,
+        "factor": schedule.factor,
+        "params": dict(schedule.params),
+        "rope": schedule.to_dict()["rope"],
+        "digest": digest(schedule),
+    }
+
+
+def digest(schedule: Schedule) -> str:
+    """A short hash over everything that the schedule computes."""
+    data = schedule.to_dict()
+    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length")}
+    return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_block(data: Mapping[str, Any]) -> Schedule:
+    """The Schedule that a "ctxext" block describes; CtxextError if this version computes another one."""
+    try:
+        rope = Rope(**data["rope"])
+        schedule = methods.schedule(rope, data["method"], data["factor"], **data["params"])
+    except (KeyError, TypeError) as error:
+        raise CtxextError(f"the ctxext block in config.json is damaged: {error}") from error
+    if digest(schedule) != data.get("digest"):
+        raise CtxextError(
+            f"this ctxext ({__version__}) computes another schedule than the one that wrote the folder "
+            f"({data.get('version')})",
+            hint="patch the original checkpoint again, or use the version that wrote it",
+        )
+    return schedule
+
+
+def sliding_window(config: Mapping[str, Any]) -> int | None:
+    """The window if *every* layer is limited to it, else None (a mix of layers is a design, not a limit)."""
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return None
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        return int(window) if set(kinds) == {"sliding_attention"} else None
+    # Families such as Gemma 2 alternate by rule when the list isn't spelled out.
+    return None if leaves_implicit(config.get("model_type", ""), "layer_types:") else int(window)

@@ -1,0 +1,101 @@
+"""What a model's rope looks like, and what each method would make of it: data and a picture."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import methods
+from .checkpoint import read_config
+from .errors import CtxextError, UsageError
+from .families import require_support
+from .hf_config import head_dim, read_schedule, sliding_window
+from .resolve import display_name, resolve
+from .rope import Rope, Schedule
+
+
+def wavelengths(schedule: Schedule) -> list[float | None]:
+    """Tokens per turn of each frequency at the target length; None where rotation has stopped."""
+    return [2 * math.pi / f if f else None for f in schedule.stages[-1].inv_freq]
+
+
+def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: int | None = None) -> dict[str, Any]:
+    """Theta, trained length, present scaling, and per dimension the wavelength now and after each method.
+
+    Methods that need options of their own (LongRoPE's factors) are named under "left_out". Raises
+    CtxextError if the model's rope can't be read.
+    """
+    config = read_config(folder := resolve(model))
+    require_support(config, trust_remote_code=True)
+    now = read_schedule(config, trained_length)
+    rope = now.rope
+    made, left_out = [], []
+    for name, method in methods.all_methods().items():
+        try:
+            made.append(method(rope, factor))
+        except UsageError as error:
+            if not method.needs:
+                raise
+            left_out.append({"method": name, "why": error.message})
+    after = {s.method: wavelengths(s) for s in made}
+    turns, before = rope.turns(), wavelengths(now)
+    return {
+        "model": display_name(model),
+        "folder": str(folder),
+        "model_type": config.get("model_type"),
+        "head_dim": head_dim(config),
+        "sliding_window": sliding_window(config),
+        "rope": now.to_dict()["rope"],
+        "now": {"method": now.method, "factor": now.factor, "max_length": now.max_length},
+        "factor": factor,
+        "target_length": made[0].max_length,
+        "methods": [
+            {"method": s.method, "attention_scale": s.stages[-1].attention_scale, "native": s.native} for s in made
+        ],
+        "table": [
+            {
+                "i": i,
+                "turns": turns[i],
+                "wavelength": before[i],
+                "after": {name: after[name][i] for name in after},
+            }
+            for i in range(rope.size)
+        ],
+        "left_out": left_out,
+    }
+
+
+def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
+    """Draw wavelength by dimension for every method, with the trained and the target length as lines."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise CtxextError("drawing needs matplotlib", hint="pip install 'ctxext[plot]'") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rope = Rope(**report["rope"])
+    index = range(rope.size)
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    axes.plot(index, [row["wavelength"] for row in report["table"]], color="black", lw=2.5, label="now")
+    for entry in report["methods"]:
+        name = entry["method"]
+        values = [row["after"][name] for row in report["table"]]
+        if any(v is None for v in values):
+            continue
+        axes.plot(index, values, lw=1.4, label=name)
+    for length, text in ((rope.trained_length, "trained"), (report["target_length"], "target")):
+        axes.axhline(length, color="0.5", ls="--" if text == "trained" else ":", lw=1)
+        axes.text(0, length * 1.08, f"{text} length {length:,}", color="0.35", fontsize=9, va="bottom")
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("dimension pair (fast to slow)")
+    axes.set_ylabel("wavelength (tokens per turn)")
+    axes.set_title(f"{report['model']}: wavelengths at factor {report['factor']:g}")
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,55 @@
+"""Frequencies divided one by one (LongRoPE), or all stopped (NoPE)."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import UsageError
+from ..rope import Rope, Schedule, static
+from . import method
+
+
+@method(
+    title="LongRoPE",
+    paper="Ding et al. 2024, arXiv:2402.13753, eq. 3",
+    shrinks_to="zero",
+    needs=("long_factor",),
+)
+def longrope(
+    rope: Rope,
+    factor: float,
+    *,
+    long_factor: list[float] | None = None,
+    start_tokens: int = 0,
+    attention_factor: float | None = None,
+) -> Schedule:
+    """Divide each frequency by a factor of its own, usually found by search.
+
+    f'_i = f_i / long_factor_i; the first start_tokens positions keep the original angles. cos and sin
+    are multiplied by attention_factor, by default sqrt(1 + ln s / ln L).
+    """
+    if len(long_factor) != rope.size:
+        raise UsageError(
+            f"long_factor has {len(long_factor)} values, the model has {rope.size} frequencies",
+            hint=f"give one value per frequency: rotary dimension {rope.dim} / 2 = {rope.size}",
+        )
+    if any(f <= 0 for f in long_factor):
+        raise UsageError("every value of long_factor must be positive")
+    if attention_factor is None:
+        attention_factor = math.sqrt(1 + math.log(factor) / math.log(rope.trained_length))
+    ratios = [1 / f for f in long_factor]
+    return static(rope, factor, ratios, attention_scale=attention_factor, start_tokens=start_tokens)
+
+
+@method(
+    title="NoPE",
+    paper="Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466",
+    shrinks_to="zero",
+)
+def nope(rope: Rope, factor: float) -> Schedule:
+    """Stop all rotation: no position encoding but the causal mask.
+
+    f'_i = 0, whatever the factor, which only says how long the model is meant to read. A model trained
+    with RoPE is lost right after this; DroPE recovers it by a recalibration at the original length.
+    """
+    return static(rope, factor, [0.0] * rope.size)

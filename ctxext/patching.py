@@ -1,0 +1,219 @@
+"""Patch a live model in place: apply a schedule, verify that it reached attention, undo it.
+
+Only the instance changes, never a transformers class or global. The patch is one attribute (the decoder's
+rotary module) and a few keys of its config, so it survives save_pretrained, PEFT, device maps,
+torch.compile and gradient checkpointing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import methods
+from .errors import CtxextError, warn
+from .families import unsupported_reason
+from .hf_config import read_rope, sliding_window
+from .messages import window_message
+from .rope import Schedule
+from .rotary import build, config_edits
+
+_MISSING = object()
+_STATE = "_ctxext"
+
+
+@dataclass
+class _Patch:
+    """What undoing needs: the module and the config values that were there before."""
+
+    schedule: Schedule
+    rotary: nn.Module
+    config: dict[str, Any]
+    windows: list[tuple[nn.Module, Any]]
+
+
+def patch(
+    model: nn.Module,
+    method: str,
+    factor: float,
+    *,
+    trained_length: int | None = None,
+    existing: str = "refuse",
+    **params: Any,
+) -> Schedule:
+    """Make a live transformers model run `method` at `factor`, in place, and return the schedule.
+
+    model: any decoder of transformers with the standard rotary embedding, wrapped by PEFT or compiled or
+        not, on any device. Patching it again replaces the earlier patch; it does not compose with it.
+    trained_length: tokens, when config.max_position_embeddings is not what the model was trained with.
+    existing: for a checkpoint whose config is already scaled: "refuse", "replace" or "compose".
+    params: the method's options (see `ctxext.methods.get(method).options`).
+
+    Raises UsageError for a bad factor or option, CtxextError if the model can't be patched or the patch
+    had no effect. The model is unchanged after an error.
+    """
+    owner = find_decoder(model)
+    before = getattr(owner, _STATE, None)
+    config = owner.rotary_emb.config.to_dict()
+    if before:
+        config = {**config, **{k: v for k, v in before.config.items() if v is not _MISSING}}
+        config = {k: v for k, v in config.items() if before.config.get(k) is not _MISSING}
+    rope = read_rope(config, trained_length=trained_length, existing=existing)
+    schedule = methods.schedule(rope, method, factor, **params)
+    apply(model, schedule)
+    return schedule
+
+
+def apply(model: nn.Module, schedule: Schedule) -> None:
+    """Make a live model run a schedule that was made earlier; see `patch` for the errors."""
+    owner = find_decoder(model)
+    before = getattr(owner, _STATE, None)
+    if before:
+        _restore(owner, before)
+    try:
+        _install(owner, schedule)
+    except BaseException:
+        if before:
+            _install(owner, before.schedule)
+        raise
+
+
+def unpatch(model: nn.Module) -> None:
+    """Undo `patch`: the original rotary module and config values come back, so logits are equal to the bit.
+
+    Raises CtxextError if the model isn't patched.
+    """
+    owner = find_decoder(model)
+    state = getattr(owner, _STATE, None)
+    if state is None:
+        raise CtxextError("this model isn't patched")
+    _restore(owner, state)
+
+
+def schedule_of(model: nn.Module) -> Schedule | None:
+    """The schedule that a live model was patched with, or None."""
+    state = getattr(find_decoder(model), _STATE, None)
+    return state.schedule if state else None
+
+
+def find_decoder(model: nn.Module) -> nn.Module:
+    """The module that owns the rotary embedding: `model.model` of a Llama, whatever is wrapped around it.
+
+    Raises CtxextError if there is none, more than one, or one that isn't transformers' standard kind.
+    """
+    owners = [m for m in model.modules() if isinstance(getattr(m, "rotary_emb", None), nn.Module)]
+    if not owners:
+        raise CtxextError("can't patch this model: it has no rotary_emb module")
+    if len(owners) > 1:
+        raise CtxextError(
+            f"can't patch this model: it has {len(owners)} rotary modules, not one for all layers",
+            hint="transformers 5 keeps one per decoder; older remote code keeps one per layer",
+        )
+    rotary = owners[0].rotary_emb
+    if getattr(owners[0], _STATE, None) is None:
+        config = getattr(rotary, "config", None)
+        reason = unsupported_reason(config.to_dict()) if config is not None else "its rotary has no config"
+        if reason is None and not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor):
+            reason = f"{type(rotary).__name__} has no inv_freq table"
+        if reason:
+            raise CtxextError(f"can't patch this model: {reason}")
+    return owners[0]
+
+
+def _install(owner: nn.Module, schedule: Schedule) -> None:
+    config = owner.rotary_emb.config
+    rotary = owner.rotary_emb
+    replacement = build(rotary, config, schedule)
+    state = _Patch(schedule, rotary, {}, [])
+    for key, value in config_edits(config, schedule).items():
+        state.config[key] = getattr(config, key, _MISSING)
+        setattr(config, key, value)
+    _widen_window(owner, config, schedule, state)
+    owner.rotary_emb = replacement
+    replacement.config = config
+    setattr(owner, _STATE, state)
+    try:
+        verify(owner)
+    except BaseException:
+        _restore(owner, state)
+        raise
+
+
+def _restore(owner: nn.Module, state: _Patch) -> None:
+    config = owner.rotary_emb.config
+    owner.rotary_emb = state.rotary
+    for key, value in state.config.items():
+        if value is _MISSING:
+            delattr(config, key)
+        else:
+            setattr(config, key, value)
+    for module, window in state.windows:
+        module.sliding_window = window
+    delattr(owner, _STATE)
+
+
+def _widen_window(owner: nn.Module, config: Any, schedule: Schedule, state: _Patch) -> None:
+    """Drop a sliding window that every layer has and that is shorter than the target."""
+    window = sliding_window(config.to_dict())
+    if window is None or window >= schedule.max_length:
+        return
+    if getattr(config, "layer_types", None):
+        raise CtxextError(
+            f"every layer has a sliding window of {window} tokens, set per layer",
+            hint="load the model with layer_types of full_attention and patch it then",
+        )
+    warn(window_message(window, schedule.max_length))
+    state.config["sliding_window"] = window
+    config.sliding_window = None
+    for module in owner.modules():
+        if getattr(module, "sliding_window", None) == window:
+            state.windows.append((module, window))
+            module.sliding_window = None
+
+
+class _Reached(Exception):
+    """Ends the probe's forward at the first decoder layer."""
+
+
+@torch.no_grad()
+def verify(owner: nn.Module) -> None:
+    """Run two tokens up to the first layer and compare what attention is given with the patched table.
+
+    Assigning a module is no proof: transformers has moved the rotary before, and patches that set the
+    old place went on without effect. The forward is cut at the first layer, so a large or offloaded model
+    costs no more than a small one.
+    """
+    embedding = owner.get_input_embeddings().weight
+    if embedding.is_meta:
+        return
+    rotary = owner.rotary_emb
+    positions = torch.tensor([[0, min(getattr(rotary.config, "max_position_embeddings", 2), 4096) - 1]])
+    positions = positions.to(embedding.device)
+    seen = []
+
+    def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if kwargs.get("position_embeddings") is not None:
+            seen.append(kwargs["position_embeddings"])
+            raise _Reached
+
+    inner = [m for m in owner.modules() if m is not owner]
+    hooks = [m.register_forward_pre_hook(stop, with_kwargs=True) for m in inner]
+    try:
+        owner(input_ids=torch.zeros_like(positions), position_ids=positions, use_cache=False)
+    except _Reached:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise CtxextError(
+            "the patch has no effect: no layer of this model is given position_embeddings",
+            hint="please report the model type and your transformers version",
+        )
+    cos, sin = seen[0]
+    want_cos, want_sin = rotary(cos[:1], positions)
+    if not (torch.equal(cos, want_cos.to(cos)) and torch.equal(sin, want_sin.to(sin))):
+        raise CtxextError("the patch has no effect: attention is given other angles than the patched module's")

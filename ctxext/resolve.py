@@ -1,0 +1,120 @@
+"""From what a user types as MODEL to a folder on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+
+from .errors import CtxextError, UsageError
+
+TINY = Path(__file__).parent / "assets" / "tiny"
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16") -> Path:
+    """The folder of MODEL: a folder, `tiny`, a .gguf file or a hub id.
+
+    A hub id is taken from the local cache, or downloaded into it by huggingface_hub. A GGUF is dequantised
+    to `dtype` once, into ctxext's cache, and is an ordinary folder from then on.
+    Raises CtxextError if there is nothing there, saying what was looked for.
+    """
+    text = os.fspath(model)
+    path = Path(text).expanduser()
+    if text == "tiny":
+        return TINY
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise CtxextError(f"there is no file {path}")
+        return _dequantised(path.resolve(), dtype)
+    if path.is_dir():
+        _require_model(path)
+        return path
+    if path.exists():
+        raise CtxextError(f"{path} is a file", hint="give a model folder, a .gguf file, a hub id or `tiny`")
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text):
+        return _from_hub(text)
+    raise CtxextError(f"there is no folder {path}")
+
+
+def display_name(model: str | os.PathLike) -> str:
+    """A short name for files and tables: the last part of the path or hub id, without .gguf."""
+    return Path(os.fspath(model).rstrip("/")).resolve().name.removesuffix(".gguf") or "model"
+
+
+def _require_model(path: Path) -> None:
+    if (path / "config.json").is_file():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise CtxextError(
+            f"{path} is a PEFT adapter, not a whole model", hint="patch its base model, or merge the adapter first"
+        )
+    raise CtxextError(f"{path} has no config.json", hint="give the folder that from_pretrained would load")
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        try:
+            found = snapshot_download(name, local_files_only=True)
+        except LocalEntryNotFoundError:
+            found = snapshot_download(name)
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        raise CtxextError(
+            f"no folder {name!r} here, nor a model of that name in the hub cache or on the hub",
+            hint=f"check the spelling; downloading said: {str(error).splitlines()[0][:160]}",
+        ) from error
+    path = Path(found)
+    _require_model(path)
+    return path
+
+
+def cache_dir() -> Path:
+    """$CTXEXT_CACHE, else ctxext/ in the user's cache directory."""
+    root = os.environ.get("CTXEXT_CACHE")
+    return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ctxext"
+
+
+def _dequantised(gguf: Path, dtype: str) -> Path:
+    """A folder in ctxext's cache with the GGUF's weights in `dtype`; made on the first call."""
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    stat = gguf.stat()
+    key = hashlib.sha256(f"{gguf}:{stat.st_size}:{stat.st_mtime_ns}:{dtype}".encode()).hexdigest()[:12]
+    out = cache_dir() / "gguf" / f"{gguf.stem}-{dtype}-{key}"
+    if not (out / "config.json").is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_name(f".{out.name}-{os.getpid()}")
+        try:
+            _convert(gguf, temporary, dtype)
+            os.replace(temporary, out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _convert(gguf: Path, out: Path, dtype: str) -> None:
+    try:
+        import gguf as _  # noqa: F401
+    except ImportError as error:
+        raise CtxextError(
+            "reading a .gguf file needs the gguf package", hint="pip install 'ctxext[gguf]'"
+        ) from error
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:  # whatever its readers and the tokenizer library raise, the file is the reason
+        raise CtxextError(f"transformers can't read {gguf}: {error}") from error
+    # The weights are plain now; left in place, the entry would make from_pretrained look for a quantizer.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)

@@ -1,0 +1,158 @@
+"""What commands print: results on stdout, everything else on stderr, plain text off a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .errors import CtxextError
+
+if TYPE_CHECKING:
+    from .checkpoint import Patched
+    from .methods import Method
+
+verbose = False
+
+
+def _main_process() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def _console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, quiet=not _main_process())
+
+
+def say(text: str) -> None:
+    """A remark for the person watching, on stderr."""
+    _console(stderr=True).print(text)
+
+
+def say_error(error: CtxextError) -> None:
+    """An error and its fix, on stderr."""
+    console = _console(stderr=True)
+    console.print("[bold red]error:[/] ", end="")
+    console.print(error.message, markup=False)
+    if error.hint:
+        console.print("  [bold]fix:[/] ", end="")
+        console.print(error.hint, markup=False)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout."""
+    if _main_process():
+        print(json.dumps(data, indent=1, allow_nan=False))
+
+
+def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, left: int = 1) -> None:
+    """A table on stdout; the first `left` columns are text, the others numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console = Console(highlight=False, quiet=not _main_process())
+    if not console.is_terminal:
+        # Off a terminal rich would fold everything into 80 columns.
+        console = Console(highlight=False, quiet=not _main_process(), width=200)
+    console.print(table)
+
+
+def method_dict(method: Method) -> dict[str, Any]:
+    """A method as JSON data."""
+    return {
+        "name": method.name,
+        "title": method.title,
+        "summary": method.summary,
+        "paper": method.paper,
+        "options": [{"name": o.name, "type": o.type_name, "default": o.default} for o in method.options],
+        "needs": list(method.needs),
+    }
+
+
+def print_methods(methods: Iterable[Method]) -> None:
+    """The methods as a table."""
+    rows = []
+    for m in methods:
+        options = "\n".join(
+            f"{o.name}" + (" (needed)" if o.name in m.needs else f"={o.default}") for o in m.options
+        )
+        rows.append((m.name, m.title, m.summary, options, m.paper))
+    print_table("methods", ("name", "called", "what it does", "options (--set)", "source"), rows, left=5)
+
+
+def print_inspection(report: Mapping[str, Any]) -> None:
+    """What `ctxext inspect` says about a model."""
+    rope, now = report["rope"], report["now"]
+    print_table(
+        report["model"],
+        ("rope", ""),
+        [
+            ("model type", report["model_type"]),
+            ("theta", f"{rope['theta']:g}"),
+            ("rotary dimension", f"{rope['dim']} of {report['head_dim']}"),
+            ("trained length", f"{rope['trained_length']:,} tokens"),
+            ("already scaled by", now["method"] if now["method"] != "none" else "nothing"),
+            ("reads", f"{now['max_length']:,} tokens"),
+            ("sliding window", report["sliding_window"] or "none"),
+        ],
+        left=2,
+    )
+    names = [m["method"] for m in report["methods"]]
+    rows = [
+        (row["i"], row["turns"], row["wavelength"], *(row["after"][n] for n in names)) for row in report["table"]
+    ]
+    shown = [[_short(cell) for cell in row] for row in rows]
+    target = f"{report['target_length']:,}"
+    print_table(
+        f"wavelength in tokens by dimension pair, now and after each method at factor {report['factor']:g} "
+        f"({target} tokens)",
+        ("i", "turns in training", "now", *names),
+        shown,
+        left=0,
+    )
+    scales = [("attention scale", *(_short(m["attention_scale"]) for m in report["methods"]))]
+    print_table("factor on cos and sin", ("", *names), scales)
+    for left_out in report["left_out"]:
+        say(f"left out: {left_out['method']} ({left_out['why']})")
+
+
+def _short(value: float | int | None) -> str:
+    if value is None:
+        return "stopped"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def patched_dict(done: Patched, *, dry_run: bool) -> dict[str, Any]:
+    """What `ctxext patch` did, as JSON data."""
+    return {
+        "out": str(done.out),
+        "written": not dry_run,
+        "schedule": done.schedule.to_dict(),
+        "config": {k: done.config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")},
+        "linked_bytes": done.linked_bytes,
+        "copied_bytes": done.copied_bytes,
+    }
+
+
+def print_patched(done: Patched, *, dry_run: bool) -> None:
+    """What `ctxext patch` did, for a person."""
+    schedule, console = done.schedule, Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{'would write' if dry_run else 'wrote'} [bold]{done.out}[/]: {schedule.method} x{schedule.factor:g}, "
+        f"{schedule.rope.trained_length:,} -> {schedule.max_length:,} tokens"
+    )
+    keys = done.config["rope_parameters"]
+    console.print(f"  rope_type {keys['rope_type']}, theta {keys['rope_theta']:g}")
+    if not dry_run:
+        console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")
+    if schedule.is_static:
+        console.print("  load with AutoModelForCausalLM.from_pretrained")
+    else:
+        console.print("  load with ctxext.load (plain transformers refuses it)")

@@ -1,0 +1,282 @@
+"""Reading configs of both dialects and writing ones that any reader understands the same way."""
+
+import json
+
+import pytest
+
+from ctxext import methods
+from ctxext.errors import CtxextError, UsageError
+from ctxext.families import require_support, unsupported_reason
+from ctxext.hf_config import carrier, read_rope, read_schedule, rope_parameters, sliding_window, write_config
+from ctxext.rope import Rope
+
+V4 = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 4096,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "unknown_key": {"kept": True},
+}
+V5 = {k: v for k, v in V4.items() if k not in ("rope_theta", "rope_scaling")} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}
+}
+
+
+def options(name, rope):
+    return {"long_factor": [1 + i / 8 for i in range(rope.size)]} if methods.get(name).needs else {}
+
+
+@pytest.mark.parametrize("config", [V4, V5, {**V4, **V5, "head_dim": None}])
+def test_both_dialects_read_the_same(config):
+    assert read_rope(config) == Rope(500000.0, 64, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"head_dim": 32}, Rope(5e5, 32, 4096)),
+        ({"partial_rotary_factor": 0.5}, Rope(5e5, 32, 4096)),
+        ({"rope_theta": None}, Rope(1e4, 64, 4096)),
+        ({"model_type": "mixtral", "rope_theta": None}, Rope(1e6, 64, 4096)),
+        ({"model_type": "phi"}, Rope(5e5, 32, 4096)),
+        (
+            {"model_type": "gpt_neox", "rope_theta": None, "rotary_emb_base": 2e4, "rotary_pct": 0.25},
+            Rope(2e4, 16, 4096),
+        ),
+    ],
+)
+def test_what_a_config_leaves_implicit(change, expected):
+    """The family's own defaults apply: theta of Mixtral, the half rotary of Phi, GPT-NeoX's names."""
+    assert read_rope({**V4, **change}) == expected
+
+
+def test_trained_length_can_be_overridden():
+    assert read_rope({**V4, "max_position_embeddings": 2048}, trained_length=4096).trained_length == 4096
+
+
+def test_precedence_is_transformers():
+    from transformers import LlamaConfig
+
+    config = {**V5, "rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    ours = rope_parameters(config)
+    theirs = LlamaConfig.from_dict(dict(config)).rope_parameters
+    assert (
+        (ours["rope_type"], ours["rope_theta"]) == (theirs["rope_type"], theirs["rope_theta"]) == ("linear", 1e6)
+    )
+
+
+SCALED = {
+    "linear": {"type": "linear", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 16},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1 + i / 32 for i in range(32)],
+        "long_factor": [1 + i / 32 for i in range(32)],
+        "original_max_position_embeddings": 1024,
+        "factor": 4.0,
+        "attention_factor": 1.1,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_already_scaled_is_read_as_transformers_reads_it(kind):
+    import torch
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = {**V4, "rope_scaling": SCALED[kind]}
+    stage = read_schedule(config).stages[0]
+    rotary = LlamaRotaryEmbedding(LlamaConfig.from_dict(json.loads(json.dumps(config))))
+    assert rotary.inv_freq.double().tolist() == pytest.approx(list(stage.inv_freq), rel=2e-6)
+    assert rotary.attention_scaling == pytest.approx(stage.attention_scale, rel=1e-6)
+    assert isinstance(rotary.inv_freq, torch.Tensor)
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_already_scaled_is_refused_replaced_or_composed(kind):
+    config = {**V4, "rope_scaling": SCALED[kind]}
+    with pytest.raises(CtxextError, match="already scaled") as error:
+        read_rope(config)
+    assert "--existing compose" in str(error.value)
+    replaced = read_rope(config, existing="replace")
+    assert replaced.ratios == ()
+    assert replaced.trained_length == SCALED[kind].get("original_max_position_embeddings", 4096)
+    composed = read_rope(config, existing="compose")
+    assert composed.trained_length == 4096
+    assert composed.inv_freq() == pytest.approx(list(read_schedule(config).stages[0].inv_freq))
+    # Extending a scaled rope has no native name: it must not claim one.
+    assert methods.schedule(composed, "pi", 2).native is None
+
+
+def test_scaling_without_fixed_frequencies():
+    dynamic = {**V4, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+    switching = {**V4, "rope_scaling": {**SCALED["longrope"], "short_factor": [1.0] * 32}}
+    for config in (dynamic, switching):
+        with pytest.raises(CtxextError, match="--existing replace"):
+            read_rope(config)
+        assert read_rope(config, existing="replace").ratios == ()
+    with pytest.raises(UsageError, match="existing='destroy'"):
+        read_rope(V4, existing="destroy")
+
+
+def v4_reader(config):
+    """How code of the transformers 4 era reads a config.json: frequencies and attention scale."""
+    import math
+
+    theta = config.get("rope_theta", 10000.0)
+    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    d = int(head * config.get("partial_rotary_factor", 1.0))
+    freqs = [theta ** (-2 * i / d) for i in range(d // 2)]
+    scaling = config.get("rope_scaling")
+    if not scaling:
+        return freqs, 1.0
+    kind, s = scaling.get("rope_type", scaling.get("type")), scaling["factor"]
+    length = scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
+    if kind == "linear":
+        return [f / s for f in freqs], 1.0
+    if kind == "longrope":
+        default = 1.0 if s <= 1 else math.sqrt(1 + math.log(s) / math.log(length))
+        scale = scaling.get("attention_factor", default)
+        return [f / k for f, k in zip(freqs, scaling["long_factor"], strict=True)], scale
+    if kind == "llama3":
+        low, high, out = scaling["low_freq_factor"], scaling["high_freq_factor"], []
+        for f in freqs:
+            r = length * f / (2 * math.pi)
+            g = min(1, max(0, (r - low) / (high - low)))
+            out.append((1 - g) * f / s + g * f)
+        return out, 1.0
+    assert kind == "yarn"
+
+    def dim(b):
+        return d * math.log(length / (b * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(dim(scaling.get("beta_fast", 32))), 0)
+    high = min(math.ceil(dim(scaling.get("beta_slow", 1))), d - 1)
+    out = []
+    for i, f in enumerate(freqs):
+        m = min(1, max(0, (i - low) / (high - low or 0.001)))
+        out.append(f / s * m + f * (1 - m))
+    return out, scaling.get("attention_factor", 0.1 * math.log(s) + 1)
+
+
+@pytest.mark.parametrize("source", [V4, V5], ids=["v4", "v5"])
+@pytest.mark.parametrize("name", methods.all_methods())
+def test_a_v4_reader_sees_the_same_schedule(name, source):
+    rope = read_rope(source)
+    schedule = methods.schedule(rope, name, 4, **options(name, rope))
+    written = json.loads(json.dumps(write_config(source, schedule)))
+    freqs, scale = v4_reader(written)
+    for got, want in zip(freqs, schedule.stages[0].inv_freq, strict=True):
+        assert got == pytest.approx(want, rel=1e-9, abs=1e-17)
+    assert scale == pytest.approx(schedule.stages[0].attention_scale, rel=1e-12)
+    assert written["max_position_embeddings"] == schedule.max_length == 16384
+    assert written["unknown_key"] == {"kept": True}
+
+
+@pytest.mark.parametrize("name", methods.all_methods())
+def test_floats_are_floats_and_the_block_reads_back(name):
+    rope = read_rope(V4)
+    schedule = methods.schedule(rope, name, 4, **options(name, rope))
+    written = json.loads(json.dumps(write_config(V4, schedule)))
+    for dialect in ("rope_parameters", "rope_scaling"):
+        keys = written[dialect] or {}
+        for key in ("factor", "attention_factor", "attn_factor", "rope_theta", "short_mscale"):
+            assert isinstance(keys.get(key, 1.0), float), f"{dialect}.{key} would crash vLLM"
+    assert read_schedule(written) == schedule
+    damaged = {**written, "ctxext": {**written["ctxext"], "digest": "0"}}
+    with pytest.raises(CtxextError, match="computes another schedule"):
+        read_schedule(damaged)
+
+
+def test_keys_of_the_model_inside_rope_parameters_are_kept():
+    config = {**V5, "rope_parameters": {**V5["rope_parameters"], "mrope_section": [8, 12, 12]}}
+    written = write_config(config, methods.schedule(read_rope(config), "yarn", 4))
+    assert written["rope_parameters"]["mrope_section"] == [8, 12, 12]
+
+
+def test_the_carrier_scales_attention_only_if_the_schedule_does():
+    rope = read_rope(V4)
+    plain = carrier(methods.schedule(rope, "ntk_by_parts", 4))
+    assert plain["original_max_position_embeddings"] == 16384
+    assert plain["factor"] == plain["attention_factor"] == 1.0
+    scaled = carrier(methods.schedule(rope, "longrope", 4, **options("longrope", rope)))
+    assert scaled["original_max_position_embeddings"] == 4096
+    assert scaled["attention_factor"] == scaled["short_mscale"] == scaled["long_mscale"] > 1
+
+
+def test_phi3_accepts_only_longrope():
+    from transformers import Phi3Config
+
+    config = json.loads(Phi3Config(hidden_size=256, num_attention_heads=8).to_json_string())
+    for name in ("pi", "yarn", "llama3", "ntk"):
+        written = write_config(config, methods.schedule(read_rope(config), name, 2))
+        again = Phi3Config.from_dict(json.loads(json.dumps(written)))
+        assert again.rope_parameters["rope_type"] == ("default" if name == "ntk" else "longrope")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"hidden_size": 1}, "no model_type"),
+        ({"model_type": "gpt2"}, "no rotary embedding of the standard kind"),
+        ({"model_type": "falcon", "alibi": True}, "no rotary embedding"),
+        ({"model_type": "gemma3_text"}, "per layer type"),
+        ({"model_type": "llama4_text"}, "complex"),
+        ({"model_type": "deepseek_v3", "qk_rope_head_dim": 64}, "latent attention"),
+        ({"model_type": "llava", "text_config": {}}, "multimodal"),
+        ({"model_type": "nosuchmodel"}, "no model type 'nosuchmodel'"),
+    ],
+)
+def test_unsupported_families_say_why(config, reason):
+    assert reason in unsupported_reason(config)
+    with pytest.raises(CtxextError, match="can't patch this model"):
+        require_support(config)
+
+
+def test_remote_code_needs_permission():
+    config = {"model_type": "nosuchmodel", "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
+    with pytest.raises(CtxextError, match="its own modelling code") as error:
+        require_support(config)
+    assert "--trust-remote-code" in str(error.value)
+    require_support(config, trust_remote_code=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"model_type": "gemma2", "sliding_window": 4096}, None),
+        ({"model_type": "gemma2", "sliding_window": 16, "layer_types": ["sliding_attention"] * 2}, 16),
+        (
+            {"model_type": "qwen3", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+            None,
+        ),
+    ],
+)
+def test_sliding_window_counts_only_if_every_layer_has_it(config, window):
+    assert sliding_window(config) == window
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_position_embeddings": None}, "--trained-length"),
+        ({"hidden_size": None}, "neither head_dim nor hidden_size"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "full_attention": {}}}, "per layer type"),
+    ],
+)
+def test_damaged_configs(change, message):
+    with pytest.raises(CtxextError, match=message):
+        read_rope({**V4, **change})
