@@ -46,3 +46,11 @@ def test_layers_point_one_way():
                     used = (node.module or node.names[0].name).split(".")[0]
                     if used in LAYERS:
                         assert LAYERS.index(used) <= rank, f"{source} imports {used}"
+
+
+def test_every_package_is_packaged():
+    """A folder that pyproject.toml forgets works from a clone and is missing from the wheel."""
+    tomllib = pytest.importorskip("tomllib")
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "ctxext").rglob("__init__.py")}
+    assert set(listed) == found | {"ctxext_evals"}

@@ -46,9 +46,20 @@ def ntk_by_parts(theta, d, length, s, alpha=1, beta=32):
     return out, mpf(1)
 
 
-def yarn(theta, d, length, s, beta_fast=32, beta_slow=1, truncate=True, attention_factor=None, mscale=None,
-         mscale_all_dim=None):
+def yarn(
+    theta,
+    d,
+    length,
+    s,
+    beta_fast=32,
+    beta_slow=1,
+    truncate=True,
+    attention_factor=None,
+    mscale=None,
+    mscale_all_dim=None,
+):
     """The YaRN authors' code: correction dims by inverting eq. 17, a ramp over dims, and eq. 22."""
+
     def correction(rotations):
         return mpf(d) * log(mpf(length) / (mpf(rotations) * 2 * pi)) / (2 * log(mpf(theta)))
 
@@ -98,7 +109,9 @@ def theta(theta, d, length, s, base_=None):
 
 def longrope(theta, d, length, s, long_factor):
     """LongRoPE eq. 3 for n >= n-hat; attention factor of its code, sqrt(1 + ln s / ln L)."""
-    return [f / mpf(k) for f, k in zip(base(theta, d), long_factor)], sqrt(1 + log(mpf(s)) / log(mpf(length)))
+    return [f / mpf(k) for f, k in zip(base(theta, d), long_factor, strict=True)], sqrt(
+        1 + log(mpf(s)) / log(mpf(length))
+    )
 
 
 def nope(theta, d, length, s):
@@ -110,8 +123,16 @@ CASES = {
     "pi": (position_interpolation, [{}]),
     "ntk": (ntk, [{}]),
     "ntk_by_parts": (ntk_by_parts, [{}, {"alpha": 2, "beta": 16}]),
-    "yarn": (yarn, [{}, {"truncate": False}, {"beta_fast": 16, "beta_slow": 2}, {"attention_factor": 1.25},
-                    {"mscale": 0.707, "mscale_all_dim": 1.0}]),
+    "yarn": (
+        yarn,
+        [
+            {},
+            {"truncate": False},
+            {"beta_fast": 16, "beta_slow": 2},
+            {"attention_factor": 1.25},
+            {"mscale": 0.707, "mscale_all_dim": 1.0},
+        ],
+    ),
     "llama3": (llama3, [{}, {"low_freq_factor": 2, "high_freq_factor": 8}]),
     "theta": (theta, [{}, {"base": 80000000}]),
     "longrope": (longrope, ["rising"]),
@@ -130,11 +151,18 @@ def main():
                         given = {"long_factor": [1 + (s - 1) * (i / n) ** 2 for i in range(n)]}
                     args = {"base_" if k == "base" else k: v for k, v in given.items()}
                     freqs, scale = function(*rope, s, **args)
-                    rows.append({
-                        "method": name, "theta": rope[0], "dim": rope[1], "trained_length": rope[2], "factor": s,
-                        "params": given, "attention_scale": mp.nstr(scale, 20),
-                        "inv_freq": [mp.nstr(f, 20) for f in freqs],
-                    })
+                    rows.append(
+                        {
+                            "method": name,
+                            "theta": rope[0],
+                            "dim": rope[1],
+                            "trained_length": rope[2],
+                            "factor": s,
+                            "params": given,
+                            "attention_scale": mp.nstr(scale, 20),
+                            "inv_freq": [mp.nstr(f, 20) for f in freqs],
+                        }
+                    )
     path = Path(__file__).with_name("methods.json")
     path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     print(f"{len(rows)} schedules written to {path}")

@@ -1,0 +1,91 @@
+"""From what a user types to a model that is ready to be measured, and its control."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ctxext
+from ctxext import hf_config
+from ctxext.errors import UsageError
+from ctxext.resolve import TINY, display_name, resolve
+from ctxext.rope import Schedule, unpatched
+
+# Its folder also holds a README, which is not text to measure on.
+TINY_TEXTS = sorted((TINY.parent / "text").glob("*.txt"))
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class Subject:
+    """A live model under measurement. `schedule` is what it runs, "none" for one that nothing was done to."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    schedule: Schedule
+
+    @property
+    def trained_length(self) -> int:
+        return self.schedule.rope.trained_length
+
+    def patch(self, method: str, factor: float, **params: Any) -> None:
+        """Patch (or patch anew) the live model; see `ctxext.patch`."""
+        self.schedule = ctxext.patch(self.model, method, factor, **params)
+
+    def unpatch(self) -> None:
+        """Back to the model as it was loaded."""
+        if ctxext.schedule_of(self.model) is not None:
+            ctxext.unpatch(self.model)
+        self.schedule = hf_config.read_schedule(self.model.config.to_dict())
+
+    @contextmanager
+    def as_trained(self) -> Iterator[None]:
+        """The same weights with the rope that they were trained with: what the crop control reads with."""
+        mine = self.schedule
+        if mine.method == "none":
+            yield
+            return
+        ctxext.apply(self.model, unpatched(mine.rope))
+        try:
+            yield
+        finally:
+            ctxext.apply(self.model, mine)
+
+    def description(self) -> dict[str, Any] | None:
+        """The schedule as a result document holds it; None when unpatched."""
+        return None if self.schedule.method == "none" else hf_config.block(self.schedule)
+
+
+def load(
+    model: str | os.PathLike,
+    *,
+    method: str | None = None,
+    factor: float = 1.0,
+    params: dict[str, Any] | None = None,
+    dtype: str = "auto",
+    attention: str = "sdpa",
+    trained_length: int | None = None,
+    existing: str = "refuse",
+) -> Subject:
+    """Load MODEL with its tokenizer, and patch it if a method is given.
+
+    dtype "auto" takes the checkpoint's own. Raises CtxextError as `ctxext.load` and `ctxext.patch` do.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    from transformers import AutoTokenizer
+
+    folder: Path = resolve(model)
+    loaded = ctxext.load(folder, dtype=dtype, attn_implementation=attention).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    patched = ctxext.schedule_of(loaded)
+    schedule = patched or hf_config.read_schedule(loaded.config.to_dict(), trained_length)
+    subject = Subject(display_name(model), loaded, tokenizer, schedule)
+    if method is not None:
+        subject.patch(method, factor, trained_length=trained_length, existing=existing, **(params or {}))
+    return subject

