@@ -19,6 +19,9 @@ def model_card(base: str, schedule: Schedule, config: Mapping[str, Any]) -> str:
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
+    fallback = not schedule.is_static and not keys["rope_parameters"]["rope_type"].startswith("ctxext")
+    runtimes = verdicts(schedule, config.get("model_type", ""), "static" if fallback else "refuse")
+    at_end = " in the last stage" if len(schedule.stages) > 1 else ""
     return f"""---
 base_model: {base}
 library_name: transformers
@@ -37,15 +40,15 @@ for byte; nothing was trained.
 | factor | {schedule.factor:g} |
 | options | `{json.dumps(options)}` |
 | original rope | theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on {rope.trained_length:,} tokens |
-| attention scale on cos and sin | {schedule.stages[0].attention_scale:.6g} |
+| attention scale on cos and sin | {schedule.stages[-1].attention_scale:.6g}{at_end} |
 
-{_loading(schedule)}
+{_loading(schedule, fallback)}
 
 ## Who will run it
 
 | runtime | | |
 |---|---|---|
-{chr(10).join(f"| {v.runtime} | {v.runs} | {v.note} |" for v in verdicts(schedule, config.get("model_type", "")))}
+{chr(10).join(f"| {v.runtime} | {v.runs} | {v.note} |" for v in runtimes)}
 
 ## The schedule
 
@@ -59,24 +62,36 @@ for byte; nothing was trained.
 """
 
 
-def _loading(schedule: Schedule) -> str:
+def _loading(schedule: Schedule, fallback: bool) -> str:
     if schedule.is_static:
         return "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+    if fallback:
+        return (
+            f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json holds the "
+            "last stage for every position instead. `ctxext.load(folder)` runs the schedule itself."
+        )
     return (
-        "**Plain transformers can't run this folder and stops with a KeyError.** "
-        f"{_beyond_table(schedule)} Load it with `ctxext.load(folder)`."
+        f"**Plain transformers can't run this folder and stops with a KeyError.** {_beyond_table(schedule)} "
+        "Load it with `ctxext.load(folder)`."
     )
 
 
 def _beyond_table(schedule: Schedule) -> str:
-    return (
-        f"The first {schedule.start_tokens} positions keep the original angles: no frequency table can say that. "
-        "Without that the model would silently be another one."
-    )
+    """What this schedule has that no frequency table can say."""
+    parts = []
+    if len(schedule.stages) > 1:
+        starts = [stage.start for stage in schedule.stages]
+        parts.append(
+            f"It has {len(starts)} stages: a query uses the frequencies of the stage that its position is in, from "
+            f"{', '.join(f'{s:,}' for s in starts[:6])}{' ...' if len(starts) > 6 else ''} on, against all keys."
+        )
+    if schedule.start_tokens:
+        parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
+    return " ".join(parts)
 
 
 def schedule_table(schedule: Schedule) -> str:
-    """Markdown: per frequency, its wavelength in tokens before and after, and the turns seen in training."""
+    """Markdown: per frequency, its wavelength in tokens before and after (in the last stage), and its turns in training."""
     rows = [
         "| i | wavelength, original | turns in training | wavelength, now | divided by |",
         "|--:|--:|--:|--:|--:|",

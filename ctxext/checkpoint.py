@@ -56,9 +56,15 @@ def plan(
     existing: str = "refuse",
     trust_remote_code: bool = False,
     dtype: str = "bfloat16",
+    fallback: str = "refuse",
     **params: Any,
 ) -> tuple[Path, Schedule, dict[str, Any]]:
-    """What patching would do: the source folder, the schedule and the new config.json, nothing written."""
+    """What patching would do: the source folder, the schedule and the new config.json, nothing written.
+
+    trained_length, existing: as in `ctxext.patch`. dtype: of a .gguf's weights. fallback: what plain
+    transformers shall do with a schedule that it can't run (several stages, start tokens): "refuse" to load,
+    or run its "static" approximation. params: the method's options.
+    """
     methods.get(method).check(params)
     methods.check_factor(factor)
     folder = resolve(src, dtype=dtype)
@@ -66,7 +72,7 @@ def plan(
     require_support(config, trust_remote_code=trust_remote_code)
     rope = read_rope(config, trained_length=trained_length, existing=existing)
     schedule = methods.schedule(rope, method, factor, **params)
-    new = write_config(config, schedule)
+    new = write_config(config, schedule, fallback=fallback)
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
         warn(window_message(window, schedule.max_length))

@@ -21,6 +21,7 @@ from .options import (
     Dtype,
     Existing,
     Factor,
+    Fallback,
     Json,
     MethodName,
     Model,
@@ -106,6 +107,7 @@ def patch(
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
     dtype: Dtype = "bfloat16",
+    fallback: Fallback = "refuse",
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
@@ -116,6 +118,7 @@ def patch(
         "trained_length": trained_length,
         "existing": existing,
         "dtype": dtype,
+        "fallback": fallback,
         "trust_remote_code": trust_remote_code,
         **parse_settings(settings),
     }

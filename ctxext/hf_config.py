@@ -34,6 +34,7 @@ SCALING_KEYS = frozenset(
 STOPPED = 1e18
 REFUSE = "needs ctxext.load"
 EXISTING = ("refuse", "replace", "compose")
+FALLBACKS = ("refuse", "static")
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,13 +206,18 @@ def carrier(schedule: Schedule) -> dict[str, Any]:
     return keys if scale == 1.0 else keys | {"short_mscale": scale, "long_mscale": scale}
 
 
-def native_parameters(schedule: Schedule, model_type: str = "") -> dict[str, Any]:
+def native_parameters(schedule: Schedule, model_type: str = "", fallback: str = "refuse") -> dict[str, Any]:
     """`rope_parameters` for a schedule: its native type, else the carrier, else a type no runtime accepts.
 
     A schedule that is more than a frequency table gets a rope_type that makes plain transformers stop with
-    a KeyError that names ctxext.load, because any type it accepts would run something else.
+    a KeyError that names ctxext.load, because any type it accepts would run something else. With fallback
+    "static" plain transformers gets the schedule's static approximation instead.
     """
+    if fallback not in FALLBACKS:
+        raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}")
     theta = schedule.rope.theta
+    if not schedule.is_static and fallback == "static":
+        return {"rope_theta": theta, **carrier(schedule.static_approximation())}
     if not schedule.is_static:
         return {"rope_type": f"ctxext {schedule.method} ({REFUSE})", "rope_theta": theta}
     native = schedule.native
@@ -227,15 +233,16 @@ def native_parameters(schedule: Schedule, model_type: str = "") -> dict[str, Any
     return keys
 
 
-def write_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, Any]:
+def write_config(config: Mapping[str, Any], schedule: Schedule, *, fallback: str = "refuse") -> dict[str, Any]:
     """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
 
     Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
+    fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static".
     """
     new = dict(config)
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(schedule, config.get("model_type", "")), **kept}
+    keys = {**native_parameters(schedule, config.get("model_type", ""), fallback), **kept}
     new["rope_parameters"] = keys
     plain = keys["rope_type"] == "default"
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}

@@ -20,6 +20,12 @@ TrainedLength = Annotated[
 Existing = Annotated[
     str, typer.Option(help="If the checkpoint is already scaled: refuse, replace (start over) or compose.")
 ]
+Fallback = Annotated[
+    str,
+    typer.Option(
+        help="If plain transformers can't run the schedule: refuse to load, or static, an approximation."
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="Type that a .gguf's weights are dequantised to.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Patch a model that brings its own code.")]
 Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length to reach.")]

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from . import methods
+from .attention import attention_modules, wrap
 from .errors import CtxextError, warn
 from .families import unsupported_reason
 from .hf_config import read_rope, sliding_window
 from .messages import window_message
-from .rope import Schedule
-from .rotary import build, config_edits
+from .rope import Schedule, unpatched
+from .rotary import build, build_stages, config_edits, rebuild
+from .staging import StagedRotary, find_layout
 
 _MISSING = object()
 _STATE = "_ctxext"
@@ -33,6 +35,7 @@ class _Patch:
     rotary: nn.Module
     config: dict[str, Any]
     windows: list[tuple[nn.Module, Any]]
+    forwards: dict[nn.Module, Any]
 
 
 def patch(
@@ -126,20 +129,43 @@ def find_decoder(model: nn.Module) -> nn.Module:
 def _install(owner: nn.Module, schedule: Schedule) -> None:
     config = owner.rotary_emb.config
     rotary = owner.rotary_emb
-    replacement = build(rotary, config, schedule)
-    state = _Patch(schedule, rotary, {}, [])
+    replacement = _build(owner, config, schedule)
+    state = _Patch(schedule, rotary, {}, [], {})
     for key, value in config_edits(config, schedule).items():
         state.config[key] = getattr(config, key, _MISSING)
         setattr(config, key, value)
     _widen_window(owner, config, schedule, state)
     owner.rotary_emb = replacement
     replacement.config = config
+    if len(schedule.stages) > 1:
+        _stage_attention(owner, replacement, state)
     setattr(owner, _STATE, state)
     try:
         verify(owner)
     except BaseException:
         _restore(owner, state)
         raise
+
+
+def _build(owner: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
+    """The rotary module for any schedule."""
+    if len(schedule.stages) == 1:
+        return build(owner.rotary_emb, config, schedule)
+    kinds = getattr(config, "layer_types", None) or ()
+    if set(kinds) - {"full_attention"}:
+        raise CtxextError(
+            f"a staged schedule needs full attention in every layer, this model has {sorted(set(kinds))}",
+            hint="use a static method, such as yarn",
+        )
+    modules = build_stages(owner.rotary_emb, config, schedule)
+    layout = find_layout(attention_modules(owner)[0], rebuild(owner.rotary_emb, config, unpatched(schedule.rope)))
+    return StagedRotary(modules, [stage.start for stage in schedule.stages], layout)
+
+
+def _stage_attention(owner: nn.Module, rotary: StagedRotary, state: _Patch) -> None:
+    for module in attention_modules(owner):
+        state.forwards[module] = module.__dict__.get("forward", _MISSING)
+        wrap(module, rotary)
 
 
 def _restore(owner: nn.Module, state: _Patch) -> None:
@@ -152,13 +178,19 @@ def _restore(owner: nn.Module, state: _Patch) -> None:
             setattr(config, key, value)
     for module, window in state.windows:
         module.sliding_window = window
+    for module, forward in state.forwards.items():
+        if forward is _MISSING:
+            del module.forward
+        else:
+            module.forward = forward
     delattr(owner, _STATE)
 
 
 def _widen_window(owner: nn.Module, config: Any, schedule: Schedule, state: _Patch) -> None:
     """Drop a sliding window that every layer has and that is shorter than the target."""
     window = sliding_window(config.to_dict())
-    if window is None or window >= schedule.max_length:
+    # A staged schedule can't turn the keys of a sliding cache, so it drops even a window that is wide enough.
+    if window is None or (window >= schedule.max_length and len(schedule.stages) == 1):
         return
     if getattr(config, "layer_types", None):
         raise CtxextError(

@@ -139,6 +139,14 @@ class Schedule:
         """One stage and nothing else: a plain frequency table, which stock transformers can run."""
         return len(self.stages) == 1 and not self.start_tokens
 
+    def static_approximation(self) -> Schedule:
+        """One stage, the furthest, for every position: what a runtime without stages can do for long text.
+
+        It reads short text worse than this schedule does, and has no start tokens.
+        """
+        last = replace(self.stages[-1], start=0)
+        return replace(self, stages=(last,), start_tokens=0, native=self.native if self.is_static else None)
+
     def stage_at(self, position: int) -> Stage:
         """The stage of a query at `position`."""
         return self.stages[bisect.bisect_right([s.start for s in self.stages], position) - 1]

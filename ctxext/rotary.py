@@ -78,7 +78,7 @@ class StartTokenRotary(nn.Module):
 
 
 def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
-    """The rotary module that runs `schedule` in place of `rotary`, whose config is `config`.
+    """The module that runs a one-stage `schedule` in place of `rotary`, whose config is `config`.
 
     Raises CtxextError if the rebuilt stock module computes other frequencies than the schedule says.
     """
@@ -90,6 +90,18 @@ def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     # Rebuilt, not copied: the model may have been cast, and its own table with it.
     original = rebuild(rotary, config, unpatched(schedule.rope))
     return StartTokenRotary(original, scaled, schedule.start_tokens)
+
+
+def build_stages(rotary: nn.Module, config: Any, schedule: Schedule) -> list[nn.Module]:
+    """One module per stage. A stage that is the checkpoint as it was is its stock module, to the bit."""
+    as_it_was = unpatched(schedule.rope)
+    modules = []
+    for stage in schedule.stages:
+        alone = replace(schedule, stages=(replace(stage, start=0),))
+        if replace(stage, start=0) == as_it_was.stages[0]:
+            alone = as_it_was
+        modules.append(build(rotary, config, alone))
+    return modules
 
 
 def check_table(rotary: nn.Module, schedule: Schedule) -> None:

@@ -154,5 +154,7 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
         console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")
     if schedule.is_static:
         console.print("  load with AutoModelForCausalLM.from_pretrained")
-    else:
+    elif keys["rope_type"].startswith("ctxext"):
         console.print("  load with ctxext.load (plain transformers refuses it)")
+    else:
+        console.print("  load with ctxext.load (plain transformers runs its last stage at every position)")

@@ -33,10 +33,12 @@ def test_against_50_digit_derivation(name):
     assert rows
     for row in rows:
         rope = Rope(row["theta"], row["dim"], row["trained_length"])
-        stage = methods.schedule(rope, name, row["factor"], **row["params"]).stages[0]
-        assert stage.attention_scale == pytest.approx(float(row["attention_scale"]), rel=1e-14)
-        for got, want in zip(stage.inv_freq, row["inv_freq"], strict=True):
-            assert got == pytest.approx(float(want), rel=2e-13), row
+        schedule = methods.schedule(rope, name, row["factor"], **row["params"])
+        for stage, (start, scale, frequencies) in zip(schedule.stages, row["stages"], strict=True):
+            assert stage.start == start
+            assert stage.attention_scale == pytest.approx(float(scale), rel=1e-13)
+            for got, want in zip(stage.inv_freq, frequencies, strict=True):
+                assert got == pytest.approx(float(want), rel=2e-13), row
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3", "longrope", "default"])
@@ -48,7 +50,7 @@ def test_against_transformers(kind):
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     name = {"linear": "pi", "default": "ntk"}.get(kind, kind)
-    for row in (r for r in GOLDEN if r["method"] == name):
+    for row in (r for r in GOLDEN if r["method"] == name and len(r["stages"]) == 1):
         rope = Rope(row["theta"], row["dim"], row["trained_length"])
         schedule = methods.schedule(rope, name, row["factor"], **row["params"])
         keys = {"rope_theta": rope.theta, **(schedule.native or {})}
@@ -103,6 +105,27 @@ def test_invariants(name, rope, factor):
         assert stage.attention_scale >= 1
 
 
+@pytest.mark.parametrize("name", [n for n in methods.all_methods() if n.startswith("dynamic")])
+@settings(max_examples=60, deadline=None)
+@given(rope=ropes, factor=st.floats(1.0, 64.0), steps=st.integers(1, 200))
+def test_staged_invariants(name, rope, factor, steps):
+    """Stage 0 is the model as it was, up to the trained length; later ones scale ever more, never too little."""
+    step = max(1, math.ceil(rope.trained_length * (factor - 1) / steps))
+    schedule = methods.schedule(rope, name, factor, granularity=step)
+    first, *rest = schedule.stages
+    assert first.inv_freq == tuple(rope.geometric())
+    assert first.attention_scale == 1
+    assert schedule.stage_at(rope.trained_length - 1) == first
+    if rest:
+        assert rest[0].start == rope.trained_length
+        static = methods.schedule(rope, name.removeprefix("dynamic_"), schedule.factor).stages[0]
+        assert rest[-1].inv_freq == pytest.approx(static.inv_freq, rel=1e-9)
+        assert rest[-1].attention_scale == pytest.approx(static.attention_scale, rel=1e-9)
+    for a, b in itertools.pairwise(schedule.stages):
+        assert all(y <= x * (1 + 1e-12) for x, y in zip(a.inv_freq, b.inv_freq, strict=True))
+        assert b.attention_scale >= a.attention_scale
+
+
 @pytest.mark.parametrize("name", [n for n, m in methods.all_methods().items() if n != "nope"])
 @settings(max_examples=30, deadline=None)
 @given(rope=ropes)
@@ -149,6 +172,10 @@ def test_misspelt_names_get_the_nearest():
         ("longrope", {"long_factor": [1, 1, 1, 1], "start_tokens": -1}, "must not be negative"),
         ("longrope", {"long_factor": [1, 1, 1, 1], "start_tokens": 1.5}, "must be int"),
         ("yarn", {"attention_factor": -1}, "must be positive"),
+        ("dynamic_ntk", {"granularity": 0}, "at least 1 token"),
+        ("dynamic_ntk", {"strength": 0.5}, "strength must be at least 1"),
+        ("dynamic_yarn", {"temperature": -1}, "must not be negative"),
+        ("longrope", {"long_factor": [1, 1, 1, 1], "short_factor": [1]}, "short_factor has 1 values"),
     ],
 )
 def test_bad_options(name, params, message):

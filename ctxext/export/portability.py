@@ -14,7 +14,7 @@ from ..rope import Schedule
 
 @dataclass(frozen=True)
 class Verdict:
-    """One runtime's answer. runs: "exact", "misread" or "refused"; note: what to know or to do."""
+    """One runtime's answer. runs: "exact", "approximates", "misread" or "refused"; note: what to know or to do."""
 
     runtime: str
     runs: str
@@ -57,8 +57,12 @@ _BY_TYPE = {
 _DEFAULT_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
 
-def verdicts(schedule: Schedule, model_type: str = "llama") -> list[Verdict]:
+def verdicts(schedule: Schedule, model_type: str = "llama", fallback: str = "refuse") -> list[Verdict]:
     """What each known runtime does with the folder that ctxext writes for `schedule`."""
+    if not schedule.is_static and fallback == "static":
+        found = verdicts(schedule.static_approximation(), model_type)
+        note = "the last stage at every position: as good on long text, worse on short"
+        return [Verdict(v.runtime, "approximates" if v.runs == "exact" else v.runs, v.note or note) for v in found]
     if not schedule.is_static:
         refused = ("refused", "plain transformers stops with a KeyError; load with ctxext.load")
         other = ("refused", "knows no such rope type; a runtime that ignores unknown types would misread it")

@@ -118,7 +118,31 @@ def nope(theta, d, length, s):
     return [mpf(0)] * (d // 2), mpf(1)
 
 
+def staged(static, theta, d, length, s, granularity, strength=1, temperature=0, sharpen=True, **options):
+    """YaRN section 3.3: scale n / L for a prefix of n tokens, here for the longest prefix of each stage.
+
+    Stage 0 is the model as it was, for n <= L; stage m covers L + (m-1) g < n <= L + m g, up to s L.
+    """
+    stages = [(0, mpf(1), base(theta, d))]
+    start = length
+    while start < length * s:
+        scale = mpf(min(start + granularity, length * s)) / length
+        freqs, a = static(theta, d, length, strength * scale - (strength - 1), **options)
+        a = a if sharpen else mpf(1)
+        stages.append((start, a * sqrt(1 + mpf(temperature) * log(scale)), freqs))
+        start += granularity
+    return stages
+
+
+def two_stages(theta, d, length, s, short_factor, long_factor):
+    """LongRoPE with re-searched short factors: short for n <= L, long beyond."""
+    short, _ = longrope(theta, d, length, 1, short_factor)
+    long, a = longrope(theta, d, length, s, long_factor)
+    return [(0, mpf(1), short), (length, a, long)]
+
+
 ROPES = [(10000, 32, 256), (10000, 128, 4096), (100000, 64, 8192), (500000, 128, 8192), (1000000, 96, 32768)]
+FACTORS = (1, 2, 8, 32)
 CASES = {
     "pi": (position_interpolation, [{}]),
     "ntk": (ntk, [{}]),
@@ -140,31 +164,57 @@ CASES = {
 }
 
 
-def main():
-    rows = []
+def rising(rope, s):
+    """Factors 1 .. s, quadratic in the dimension."""
+    n = rope[1] // 2
+    return [1 + (s - 1) * (i / n) ** 2 for i in range(n)]
+
+
+def row(name, rope, s, params, stages):
+    return {
+        "method": name,
+        "theta": rope[0],
+        "dim": rope[1],
+        "trained_length": rope[2],
+        "factor": s,
+        "params": params,
+        "stages": [[start, mp.nstr(a, 18), [mp.nstr(f, 18) for f in freqs]] for start, a, freqs in stages],
+    }
+
+
+def static_rows():
     for name, (function, options) in CASES.items():
         for rope in ROPES:
-            for s in (1, 2, 8, 32):
+            for s in FACTORS:
                 for given in options:
-                    if given == "rising":
-                        n = rope[1] // 2
-                        given = {"long_factor": [1 + (s - 1) * (i / n) ** 2 for i in range(n)]}
-                    args = {"base_" if k == "base" else k: v for k, v in given.items()}
-                    freqs, scale = function(*rope, s, **args)
-                    rows.append(
-                        {
-                            "method": name,
-                            "theta": rope[0],
-                            "dim": rope[1],
-                            "trained_length": rope[2],
-                            "factor": s,
-                            "params": given,
-                            "attention_scale": mp.nstr(scale, 20),
-                            "inv_freq": [mp.nstr(f, 20) for f in freqs],
-                        }
-                    )
+                    params = {"long_factor": rising(rope, s)} if given == "rising" else given
+                    freqs, a = function(*rope, s, **{"base_" if k == "base" else k: v for k, v in params.items()})
+                    yield row(name, rope, s, params, [(0, a, freqs)])
+
+
+def staged_rows():
+    for rope in ROPES[::2]:
+        g = rope[2] // 2
+        yield row("dynamic_pi", rope, 2, {"granularity": g}, staged(position_interpolation, *rope, 2, g))
+        # 2.25 is no whole number of stages: the last one is shorter.
+        yield row(
+            "dynamic_pi", rope, 2.25, {"granularity": g}, staged(position_interpolation, *rope, mpf("2.25"), g)
+        )
+        yield row("dynamic_ntk", rope, 2, {"granularity": g}, staged(ntk, *rope, 2, g))
+        given = {"granularity": g, "strength": 2, "temperature": 0.3}
+        yield row("dynamic_ntk", rope, 4, given, staged(ntk, *rope, 4, g, strength=2, temperature=0.3))
+        yield row("dynamic_yarn", rope, 2, {"granularity": g}, staged(yarn, *rope, 2, g))
+        given = {"granularity": g, "beta_fast": 16, "attention": False, "temperature": 0.2}
+        stages = staged(yarn, *rope, 4, g, temperature=0.2, sharpen=False, beta_fast=16)
+        yield row("dynamic_yarn", rope, 4, given, stages)
+        given = {"short_factor": [1 + i / 100 for i in range(rope[1] // 2)], "long_factor": rising(rope, 4)}
+        yield row("longrope", rope, 4, given, two_stages(*rope, 4, **given))
+
+
+def main():
+    rows = [*static_rows(), *staged_rows()]
     path = Path(__file__).with_name("methods.json")
-    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    path.write_text("[\n" + ",\n".join(json.dumps(r) for r in rows) + "\n]\n")
     print(f"{len(rows)} schedules written to {path}")
 
 

@@ -1,0 +1,113 @@
+"""Dynamic scaling as a causal, staged schedule: a query uses the scale that its own position needs.
+
+The original dynamic NTK (emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3) scales by the length of
+the current sequence. That makes the output at a position depend on what follows it, and contradicts every key
+that is in a cache already. Here the scale belongs to the query's position instead: with a prefix of n tokens
+the scale is n / L beyond the trained length L, rounded up to a whole stage. Up to L it is 1, so short text is read
+by exactly the unpatched model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..errors import UsageError
+from ..rope import Rope, Schedule, Stage, target_length
+from . import by_parts, interpolation, method
+from .base import ntk as static_ntk
+
+
+def _staged(
+    rope: Rope, factor: float, granularity: int | None, temperature: float, make: Callable[[float], Stage]
+) -> Schedule:
+    """Stages of `granularity` tokens beyond the trained length; make(scale) gives each one's frequencies.
+
+    The stage that covers prefixes of a < n <= b tokens uses the scale b / L, so that no position in it is
+    further out than the scale provides for. Default granularity: an eighth of the trained length.
+    """
+    length, target = rope.trained_length, target_length(rope, factor)
+    step = granularity if granularity is not None else max(1, length // 8)
+    if step < 1:
+        raise UsageError(f"granularity must be at least 1 token, got {step}")
+    if (target - length) / step > 4096:
+        raise UsageError(
+            f"a granularity of {step} tokens makes {(target - length) // step} stages", hint="4096 is the limit"
+        )
+    stages = [Stage(0, tuple(rope.inv_freq()), rope.attention_scale)]
+    for start in range(length, target, step):
+        scale = min(start + step, target) / length
+        stage = make(scale)
+        # attention_scale acts on queries and keys, so squared on logits: a temperature t on logits is its root.
+        sharpened = stage.attention_scale * math.sqrt(1 + temperature * math.log(scale))
+        stages.append(Stage(start, stage.inv_freq, sharpened))
+    return Schedule(rope=rope, stages=tuple(stages), max_length=target, factor=factor)
+
+
+def _check_temperature(temperature: float) -> None:
+    if temperature < 0:
+        raise UsageError(f"temperature must not be negative, got {temperature}")
+
+
+@method(title="Dynamic PI", paper="Peng et al. 2023, arXiv:2309.00071, section 3.3, made causal")
+def dynamic_pi(rope: Rope, factor: float, *, granularity: int | None = None, temperature: float = 0.0) -> Schedule:
+    """Position interpolation by exactly the scale that each position needs; the factor is the largest one.
+
+    temperature c multiplies the logits of a stage of scale s by 1 + c ln s.
+    """
+    _check_temperature(temperature)
+    return _staged(rope, factor, granularity, temperature, lambda s: interpolation.pi(rope, s).stages[0])
+
+
+@method(title="Dynamic NTK", paper="emozilla 2023; Peng et al. 2023, arXiv:2309.00071, section 3.3, made causal")
+def dynamic_ntk(
+    rope: Rope,
+    factor: float,
+    *,
+    granularity: int | None = None,
+    strength: float = 1.0,
+    temperature: float = 0.0,
+) -> Schedule:
+    """NTK-aware scaling by the scale that each position needs; the factor is the largest one.
+
+    The base at scale s is theta (strength s - (strength - 1))^(d/(d-2)): strength 1 is the paper's, other
+    values are what transformers calls the factor of its dynamic type. temperature c multiplies the
+    logits of a stage of scale s by 1 + c ln s.
+    """
+    _check_temperature(temperature)
+    if strength < 1:
+        raise UsageError(f"strength must be at least 1, got {strength}")
+
+    def make(scale: float) -> Stage:
+        return static_ntk(rope, strength * scale - (strength - 1)).stages[0]
+
+    return _staged(rope, factor, granularity, temperature, make)
+
+
+@method(title="Dynamic YaRN", paper="Peng et al. 2023, arXiv:2309.00071, section 3.3 and 3.4, made causal")
+def dynamic_yarn(
+    rope: Rope,
+    factor: float,
+    *,
+    granularity: int | None = None,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+    attention: bool = True,
+    temperature: float = 0.0,
+) -> Schedule:
+    """YaRN by the scale that each position needs; the factor is the largest one.
+
+    attention=False leaves out YaRN's own sharpening, 0.1 ln s + 1 on cos and sin. temperature c multiplies
+    the logits of a stage of scale s by 1 + c ln s.
+    """
+    _check_temperature(temperature)
+
+    def make(scale: float) -> Stage:
+        sharp = None if attention else 1.0
+        made = by_parts.yarn(
+            rope, scale, beta_fast=beta_fast, beta_slow=beta_slow, truncate=truncate, attention_factor=sharp
+        )
+        return made.stages[0]
+
+    return _staged(rope, factor, granularity, temperature, make)
