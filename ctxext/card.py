@@ -67,8 +67,8 @@ def _loading(schedule: Schedule, fallback: bool) -> str:
         return "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
     if fallback:
         return (
-            f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json holds the "
-            "last stage for every position instead. `ctxext.load(folder)` runs the schedule itself."
+            f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json has "
+            "the last stage at every position. `ctxext.load(folder)` runs the schedule itself."
         )
     return (
         f"**Plain transformers can't run this folder and stops with a KeyError.** {_beyond_table(schedule)} "
@@ -80,10 +80,11 @@ def _beyond_table(schedule: Schedule) -> str:
     """What this schedule has that no frequency table can say."""
     parts = []
     if len(schedule.stages) > 1:
-        starts = [stage.start for stage in schedule.stages]
+        starts = [f"{stage.start:,}" for stage in schedule.stages]
+        listed = ", ".join(starts[:6]) + (" ..." if len(starts) > 6 else "")
         parts.append(
-            f"It has {len(starts)} stages: a query uses the frequencies of the stage that its position is in, from "
-            f"{', '.join(f'{s:,}' for s in starts[:6])}{' ...' if len(starts) > 6 else ''} on, against all keys."
+            f"It has {len(starts)} stages: a query uses the frequencies of the stage that its position is in, "
+            f"from {listed} on, against all keys."
         )
     if schedule.start_tokens:
         parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
@@ -91,7 +92,7 @@ def _beyond_table(schedule: Schedule) -> str:
 
 
 def schedule_table(schedule: Schedule) -> str:
-    """Markdown: per frequency, its wavelength in tokens before and after (in the last stage), and its turns in training."""
+    """Markdown: per frequency, its wavelength before and in the last stage, and its turns in training."""
     rows = [
         "| i | wavelength, original | turns in training | wavelength, now | divided by |",
         "|--:|--:|--:|--:|--:|",
