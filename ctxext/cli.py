@@ -57,12 +57,17 @@ def _main(
 
 
 @app.command()
-def methods(json: Json = False) -> None:
+def methods(
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As a Markdown table.")] = False,
+) -> None:
     """List every method with its options, formula and source."""
     from . import methods as registry
 
     found = registry.all_methods().values()
-    if json:
+    if markdown:
+        print(terminal.methods_markdown(found))
+    elif json:
         terminal.print_json([terminal.method_dict(m) for m in found])
     else:
         terminal.print_methods(found)

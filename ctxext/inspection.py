@@ -25,7 +25,7 @@ def wavelengths(schedule: Schedule) -> list[float | None]:
 def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: int | None = None) -> dict[str, Any]:
     """Theta, trained length, present scaling, and per dimension the wavelength now and after each method.
 
-    Methods that need options of their own (LongRoPE's factors) are named under "left_out". Raises
+    Methods that need options of their own (LongRoPE's factors) or have stages are named under "left_out". Raises
     CtxextError if the model's rope can't be read.
     """
     config = read_config(folder := resolve(model))
@@ -35,7 +35,11 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     made, left_out = [], []
     for name, method in methods.all_methods().items():
         try:
-            made.append(method(rope, factor))
+            schedule = method(rope, factor)
+            if len(schedule.stages) == 1:
+                made.append(schedule)
+            else:
+                left_out.append({"method": name, "why": "staged: its last stage is a static method's table"})
         except UsageError as error:
             if not method.needs:
                 raise
@@ -79,23 +83,34 @@ def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
 
     rope = Rope(**report["rope"])
     index = range(rope.size)
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    axes.plot(index, [row["wavelength"] for row in report["table"]], color="black", lw=2.5, label="now")
-    for entry in report["methods"]:
+    now = [row["wavelength"] for row in report["table"]]
+    figure, (above, below) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
+    above.plot(index, now, color="black", lw=2.5, label="now")
+    for number, entry in enumerate(report["methods"]):
         name = entry["method"]
         values = [row["after"][name] for row in report["table"]]
         if any(v is None for v in values):
-            continue
-        axes.plot(index, values, lw=1.4, label=name)
+            continue  # a stopped frequency has no wavelength
+        # Curves coincide over long stretches: thinner ones on top, dashed in turn, so that all can be seen.
+        style = {"lw": 3 - 0.3 * number, "ls": ("-", "--", "-.")[number % 3], "label": name}
+        (line,) = above.plot(index, values, **style)
+        stretched = [v / n for v, n in zip(values, now, strict=True)]
+        below.plot(index, stretched, color=line.get_color(), **style)
     for length, text in ((rope.trained_length, "trained"), (report["target_length"], "target")):
-        axes.axhline(length, color="0.5", ls="--" if text == "trained" else ":", lw=1)
-        axes.text(0, length * 1.08, f"{text} length {length:,}", color="0.35", fontsize=9, va="bottom")
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("dimension pair (fast to slow)")
-    axes.set_ylabel("wavelength (tokens per turn)")
-    axes.set_title(f"{report['model']}: wavelengths at factor {report['factor']:g}")
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.2)
+        above.axhline(length, color="0.5", ls="--" if text == "trained" else ":", lw=1)
+        above.text(0, length * 1.08, f"{text} length {length:,}", color="0.35", fontsize=9, va="bottom")
+    # From here on a frequency didn't finish one turn in training: positions beyond are angles never seen.
+    unseen = sum(turns >= 1 for turns in rope.turns()) - 0.5
+    for axes in (above, below):
+        axes.axvspan(unseen, rope.size - 1, color="0.93", zorder=0, lw=0)
+        axes.grid(alpha=0.2)
+        axes.set_yscale("log", base=2)
+    below.text(unseen + 0.2, 1.02, "less than one turn in training", color="0.35", fontsize=9, va="bottom")
+    above.set_ylabel("wavelength (tokens per turn)")
+    below.set_ylabel("stretched by")
+    below.set_xlabel("dimension pair (fast to slow)")
+    above.set_title(f"{report['model']}: what each method does at factor {report['factor']:g}", loc="left")
+    above.legend(frameon=False, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -41,7 +41,7 @@ def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16") -> Path:
 
 def display_name(model: str | os.PathLike) -> str:
     """A short name for files and tables: the last part of the path or hub id, without .gguf."""
-    return Path(os.fspath(model).rstrip("/")).resolve().name.removesuffix(".gguf") or "model"
+    return Path(os.path.abspath(os.fspath(model))).name.removesuffix(".gguf") or "model"
 
 
 def _require_model(path: Path) -> None:

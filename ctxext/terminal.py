@@ -85,6 +85,15 @@ def print_methods(methods: Iterable[Method]) -> None:
     print_table("methods", ("name", "called", "what it does", "options (--set)", "source"), rows, left=5)
 
 
+def methods_markdown(methods: Iterable[Method]) -> str:
+    """The methods as a Markdown table, as the README has it."""
+    lines = ["| method | what it does | options | plain transformers | source |", "|---|---|---|---|---|"]
+    for m in methods:
+        options = ", ".join(f"`{o.name}`" for o in m.options)
+        lines.append(f"| `{m.name}` | {m.summary} | {options} | {m.loads} | {m.paper} |")
+    return "\n".join(lines)
+
+
 def print_inspection(report: Mapping[str, Any]) -> None:
     """What `ctxext inspect` says about a model."""
     rope, now = report["rope"], report["now"]

@@ -25,7 +25,7 @@ FACTOR = 2
 LENGTHS = (12288, 16384)
 BUCKET = 2048
 PASSKEY_LENGTHS = (2048, 6144, 12288)
-PASSKEY_METHODS = ("yarn", "ntk", "pi")
+PASSKEY_METHODS = ("yarn", "ntk", "pi", "dynamic_ntk", "dynamic_yarn")
 
 
 def _inside(package: str, pattern: str) -> Path:
@@ -47,14 +47,14 @@ def kjv(folder: Path) -> Path:
     return path
 
 
-def variants() -> list[Variant]:
-    """Unpatched and every static method that needs no option of its own, at factor 2."""
-    ready = [name for name, method in methods.all_methods().items() if not method.needs]
+def variants(only: list[str] | None = None) -> list[Variant]:
+    """Unpatched and every method that needs no option of its own (or those named), at factor 2."""
+    ready = only or [name for name, method in methods.all_methods().items() if not method.needs]
     return [UNPATCHED, *(Variant(f"{name} x{FACTOR}", name, FACTOR) for name in ready)]
 
 
 def measure(
-    out: Path, *, documents: int, trials: int, dtype: str, passkey_methods: tuple[str, ...] = PASSKEY_METHODS
+    out: Path, *, documents: int, trials: int, dtype: str, only: list[str] | None = None
 ) -> tuple[dict[str, dict], dict[str, dict]]:
     """Run every cell that isn't in `out` yet; (perplexity, passkey) documents by label."""
     from . import text
@@ -65,9 +65,9 @@ def measure(
     bos = text.bos_id(subject.tokenizer)
     docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), documents)
     cells = Cells(subject, out / "cells", on_cell=lambda name: terminal.say(f"measuring {name}"))
-    chosen = variants()
+    chosen = variants(only)
     ppl = cells.ppl(chosen, docs, LENGTHS, bucket=BUCKET, bos=bos, crop_stride=512)
-    some = [v for v in chosen if v.method is None or v.method in passkey_methods]
+    some = [v for v in chosen if v.method is None or v.method in PASSKEY_METHODS]
     depths = [0, 0.25, 0.5, 0.75, 1]
     return ppl, cells.passkey(some, PASSKEY_LENGTHS, depths=depths, trials=trials, batch=1)
 
@@ -108,12 +108,16 @@ def main(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for cells, tables and pictures.")] = Path(
         "out/smollm2"
     ),
-    documents: Annotated[int, typer.Option(help="16,384-token documents of the text.", min=1)] = 3,
-    trials: Annotated[int, typer.Option(help="Passkey trials per length and depth.", min=1)] = 4,
+    documents: Annotated[int, typer.Option(help="16,384-token documents of the text.", min=1)] = 2,
+    trials: Annotated[int, typer.Option(help="Passkey trials per length and depth.", min=1)] = 1,
     dtype: str = "bfloat16",
+    only: Annotated[
+        str | None, typer.Option("--methods", help="Some methods only, such as yarn,dynamic_ntk.")
+    ] = None,
 ) -> None:
     """Measure, print the tables, draw the pictures."""
-    ppl, passkey = measure(out, documents=documents, trials=trials, dtype=dtype)
+    names = only.split(",") if only else None
+    ppl, passkey = measure(out, documents=documents, trials=trials, dtype=dtype, only=names)
     found = tables(ppl, passkey)
     (out / "tables.md").write_text(found)
     draw(ppl, passkey, out)

@@ -130,7 +130,7 @@ def test_inspect(monkeypatch, capsys, llama_folder, tmp_path):
     assert report["table"][0]["wavelength"] == pytest.approx(6.283185, rel=1e-6)
     assert report["table"][0]["after"]["pi"] == pytest.approx(4 * 6.283185, rel=1e-6)
     assert report["table"][3]["after"]["nope"] is None
-    assert [entry["method"] for entry in report["left_out"]] == ["longrope"]
+    assert [e["method"] for e in report["left_out"]] == ["dynamic_ntk", "dynamic_pi", "dynamic_yarn", "longrope"]
     assert picture.read_bytes().startswith(b"\x89PNG")
     code, out, _ = run(monkeypatch, capsys, "inspect", llama_folder)
     assert code == 0

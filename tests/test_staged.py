@@ -23,6 +23,8 @@ SHAPES = {
     "qwen3-wide-heads": ("qwen3", {"head_dim": 48}),
     "cohere-neighbours": ("cohere", {}),
     "phi-partial": ("phi", {"num_key_value_heads": 4}),
+    # The embedded model: trained weights, told that it was trained on 64 tokens.
+    "tiny": ("tiny", {}),
 }
 METHODS = {
     "dynamic_pi": {"granularity": 16},
@@ -35,8 +37,12 @@ METHODS = {
 def staged(shape="llama-gqa", method="dynamic_ntk", **more):
     """A pico model under a staged schedule of 4 x 64 tokens."""
     family, changes = SHAPES[shape]
-    model = pico_model(family, **changes)
     options = {**METHODS[method], **more}
+    if family == "tiny":
+        model = ctxext.load("tiny", dtype=torch.float32).eval()
+        options["trained_length"] = TRAINED
+    else:
+        model = pico_model(family, **changes)
     if method == "longrope":
         size = model.base_model.rotary_emb.inv_freq.numel()
         options = {"short_factor": [1.0] * size, "long_factor": [1 + 3 * i / size for i in range(size)], **more}

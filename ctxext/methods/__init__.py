@@ -49,6 +49,16 @@ class Method:
     options: tuple[Option, ...]
 
     @property
+    def loads(self) -> str:
+        """What plain transformers does with its folders: found by trying the method on a small rope."""
+        rope = Rope(10000.0, 8, 64)
+        given = dict.fromkeys(self.needs, [1.0] * rope.size)
+        schedule = self(rope, 2, **given)
+        if not schedule.is_static:
+            return "needs `ctxext.load`"
+        return f"`{schedule.native['rope_type']}`" if schedule.native else "`longrope`"
+
+    @property
     def summary(self) -> str:
         return inspect.getdoc(self.function).split("\n\n")[0].replace("\n", " ")
 

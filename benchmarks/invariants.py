@@ -1,0 +1,48 @@
+"""The invariants matrix as a table: how far two ways of feeding the same text are apart, staged and stock.
+
+    python benchmarks/invariants.py [-o FILE]      prints Markdown
+
+Runs the rows of tests/test_staged.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+import torch
+import transformers
+from test_staged import METHODS, ROWS, differences, staged, stock
+
+COLUMNS = {
+    **{f"{name}": (lambda name=name: staged(method=name)) for name in METHODS},
+    **{f"stock {kind}": (lambda kind=kind: stock(kind)) for kind in ("dynamic", "longrope")},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out")
+    args = parser.parse_args()
+    tokens = torch.randint(3, 128, (1, 200), generator=torch.Generator().manual_seed(1))
+    print("| largest difference of logits (changed top tokens) | " + " | ".join(COLUMNS) + " |")
+    print("|---|" + "--:|" * len(COLUMNS))
+    found = []
+    for row in ROWS:
+        cells = []
+        for name, make in COLUMNS.items():
+            difference, changed = differences(row, make(), tokens)
+            found.append({"row": row, "model": name, "difference": difference, "changed": changed})
+            cells.append(
+                f"{difference:.0e} ({changed})" if difference < 0.01 else f"**{difference:.1f} ({changed})**"
+            )
+        print(f"| {row} | " + " | ".join(cells) + " |", flush=True)
+    if args.out:
+        document = {"torch": torch.__version__, "transformers": transformers.__version__, "results": found}
+        Path(args.out).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
