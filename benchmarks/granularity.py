@@ -83,7 +83,11 @@ def draw(rows: list[dict], path: Path) -> None:
             static = next(r for r in rows if r["schedule"] == f"{method} x{FACTOR}")["ppl"][i]
             axes.axhline(static, color=colour, ls=":", lw=1.2)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        axes.set_xticks(STAGES, [str(s) for s in STAGES])
+        if method == "ntk":
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_title(f"dynamic_{method} (dotted: static x{FACTOR})", loc="left", fontsize=10)
         axes.set_xlabel("tokens per stage (trained length 256)")
         axes.grid(alpha=0.25, which="both")

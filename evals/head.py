@@ -12,6 +12,7 @@ quantised or inside a PEFT wrapper.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,17 +73,25 @@ def _decoder(model) -> torch.nn.Module:
     return decoder
 
 
-def _body(model, decoder, input_ids: torch.Tensor):
+def cache_argument(model) -> str | None:
+    """What this model's forward calls its KV cache ("cache" or "past_key_values"), or None if it takes none."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    taken = inspect.signature(base.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in taken), None)
+
+
+def _body(model, decoder, input_ids: torch.Tensor, cache=None):
     """One pass over [B, T]. Returns (decoder output, hidden [B, T, H], stock logits of the last row [B, V]).
 
     The whole model is called, not the decoder alone, so that whatever is hooked above the decoder takes part.
     `logits_to_keep=1` keeps its head at one row. No mask and no positions are passed: stock models then use
-    0..T-1, and SDPA its causal path without a T x T mask.
+    0..T-1 (or go on where `cache` ends), and SDPA its causal path without a T x T mask.
     """
     seen = []
     handle = decoder.register_forward_hook(lambda module, args, output: seen.append(output))
+    kept = {"use_cache": False} if cache is None else {"use_cache": True, cache_argument(model): cache}
     try:
-        last = model(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits
+        last = model(input_ids=input_ids, logits_to_keep=1, **kept).logits
     except TypeError as error:
         if "logits_to_keep" not in str(error):
             raise
@@ -116,10 +125,11 @@ def _replay(model, decoder, output, rows: torch.Tensor) -> torch.Tensor:
     return logits[0, -rows.shape[0] :].float()
 
 
-def _score(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int) -> Iterator[torch.Tensor]:
-    """Run the body once, check the head, then yield fp32 logits [n <= chunk, V] of `rows`.
+def row_logits(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int = CHUNK, cache=None):
+    """Run the body once over [B, T], check the head, then yield fp32 logits [n <= chunk, V] of `rows`.
 
-    `rows` are positions in the sequence, the same for each batch row; logits come row-major over the batch.
+    `rows` are positions in `input_ids`, the same for each batch row; logits come row-major over the batch. With a
+    `cache` the ids go on where it ends, and it is extended. Call it under `inference(model)`.
     """
     if chunk < 1:
         raise UsageError(f"chunk must be at least 1, not {chunk}")
@@ -127,7 +137,7 @@ def _score(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int) -> It
     ids = input_ids.to(model.device)
     if model not in _PROVEN:
         _prove(model, decoder, ids[:1, :16])
-    output, hidden, stock = _body(model, decoder, ids)
+    output, hidden, stock = _body(model, decoder, ids, cache)
     _check(model, _replay(model, decoder, output, hidden[:, -1]), stock)
     wanted = hidden[:, rows.to(hidden.device)].flatten(0, 1)
     for start in range(0, wanted.shape[0], chunk):
@@ -189,7 +199,7 @@ def token_nll(model, input_ids, *, last: int | None = None, chunk: int = CHUNK) 
     rows = torch.arange(ids.shape[1] - 1 - count, ids.shape[1] - 1)
     parts, done = [], 0
     with inference(model):
-        for logits in _score(model, ids, rows, chunk):
+        for logits in row_logits(model, ids, rows, chunk):
             expected = targets[done : done + logits.shape[0]].to(logits.device)
             parts.append(F.cross_entropy(logits, expected, reduction="none").cpu())
             done += logits.shape[0]
@@ -212,14 +222,20 @@ def token_scores(model, input_ids, positions, *, chunk: int = CHUNK) -> TokenSco
     if where.dim() != 1 or not len(where) or int(where.min()) < 1 or int(where.max()) >= ids.shape[1]:
         raise UsageError(f"positions must lie in 1..{ids.shape[1] - 1}")
     targets = ids[:, where].flatten()
-    parts, done = [], 0
     with inference(model):
-        for logits in _score(model, ids, where - 1, chunk):
-            expected = targets[done : done + logits.shape[0]].to(logits.device)
-            done += logits.shape[0]
-            chosen = logits.gather(1, expected[:, None])
-            logprob = -F.cross_entropy(logits, expected, reduction="none")
-            rank = 1 + (logits > chosen).sum(1)
-            parts.append([logprob.cpu(), rank.cpu(), (logits.argmax(1) == expected).cpu()])
+        scores = collect(row_logits(model, ids, where - 1, chunk), targets)
     shape = (ids.shape[0], len(where))
-    return TokenScores(*(torch.cat(column).view(shape) for column in zip(*parts, strict=True)))
+    return TokenScores(*(column.view(shape) for column in scores))
+
+
+def collect(logits_of_rows: Iterator[torch.Tensor], targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(logprob, rank, is_argmax) of `targets` [N] under the logits that `row_logits` yields: three [N] tensors."""
+    parts, done = [], 0
+    for logits in logits_of_rows:
+        expected = targets[done : done + logits.shape[0]].to(logits.device)
+        done += logits.shape[0]
+        chosen = logits.gather(1, expected[:, None])
+        logprob = -F.cross_entropy(logits, expected, reduction="none")
+        rank = 1 + (logits > chosen).sum(1)
+        parts.append([logprob.cpu(), rank.cpu(), (logits.argmax(1) == expected).cpu()])
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))

@@ -89,3 +89,11 @@ def load(
     if method is not None:
         subject.patch(method, factor, trained_length=trained_length, existing=existing, **(params or {}))
     return subject
+
+
+def of_live(model: Any, tokenizer: Any) -> Subject:
+    """A Subject around a model that was loaded, and perhaps patched, by the caller."""
+    if tokenizer is None:
+        raise UsageError("a live model needs its tokenizer")
+    schedule = ctxext.schedule_of(model) or hf_config.read_schedule(model.config.to_dict())
+    return Subject(type(model).__name__, model.eval(), tokenizer, schedule)

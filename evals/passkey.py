@@ -16,44 +16,27 @@ proves that it can't. Trials of one cell differ in the key alone.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median
 
 import torch
 
-from ctxext.errors import CtxextError, UsageError
-from ctxext.prompts import FILLER, NEEDLE, passkey_prompt
+from ctxext.errors import UsageError
 
 from . import progress
 from .head import CHUNK, inference, token_scores
+from .prefix import PrefixScorer, why_not
+from .presets import PresetBuilder
+from .prompt_builder import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
+from .results import append_jsonl, read_jsonl
 from .stats import wilson
 from .text import bos_id
 
+__all__ = ["DEPTHS", "PasskeyResult", "Prompt", "PromptBuilder", "make_key", "passkey"]
 DEPTHS = tuple(i / 10 for i in range(11))
-REFERENCE_KEY = "12345"
-SENTENCES = [sentence + "." for sentence in FILLER.rstrip(".").split(". ")]
-# Tried in this order when whole sentences leave a gap: filler words first, then shorter and attached ones, which
-# reach what a tokenizer with few merges can't reach with words.
-PADDING = [*(" " + word for word in dict.fromkeys(FILLER.split())), " a", " I", " -", *".!,;?ax"]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One passkey prompt with its answer, exactly as the model sees it."""
-
-    text: str
-    """Prompt, a space, and the key."""
-    key: str
-    ids: list[int]
-    """All tokens, BOS (if the tokenizer puts one) and answer included: `len(ids)` is the length asked for."""
-    answer_start: int
-    """Index of the answer's first token; `ids[:answer_start]` is what a generator is given."""
-    depth_tokens: int
-    """Index of the needle's first token, measured."""
-    needle_end: int
-    """Index after the needle's last token."""
 
 
 @dataclass(frozen=True)
@@ -62,171 +45,15 @@ class PasskeyResult:
 
     A row: {"length", "depth", "trials", "correct", "accuracy", "low", "high" (95 % Wilson), "logprob" (mean over
     trials of the whole key's, in nats), "rank" (median over trials of the worst rank of a key's token; 1 = found),
-    "depth_tokens" (mean)}, and with `crop` also "visible": the share of trials whose needle is inside the crop.
+    "depth_tokens" (mean)}, and with `crop` also "visible": the share of trials whose needle is inside the crop, with
+    distractors "margin" (mean log-probability of the key above that of the likeliest other key, in nats), and with a
+    preset "tokens" (mean, what the preset's own length control came to).
     Pooled rows lack "depth" and "depth_tokens".
     """
 
     rows: list[dict]
     lengths: list[dict]
     settings: dict = field(default_factory=dict)
-
-
-def make_key(seed: int, length: int, depth: float, trial: int) -> str:
-    """Five digits, 10000 to 99999, from a hash: independent of global random state and of other cells."""
-    digest = hashlib.sha256(f"{seed}|{length}|{depth:.6f}|{trial}".encode()).digest()
-    return str(10000 + int.from_bytes(digest[:8], "big") % 90000)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return index
-    return min(len(first), len(second))
-
-
-class PromptBuilder:
-    """Builds prompts of exactly `length` tokens at `depth` for one tokenizer.
-
-    The plan of a cell (how many sentences, which padding) is searched once, with a reference key, and verified for
-    each other key, since keys may take different numbers of tokens.
-    """
-
-    def __init__(self, tokenizer, bos: int | None = None):
-        self._tokenizer = tokenizer
-        self._front = [] if bos is None else [bos]
-        self._plans: dict[tuple[int, float], tuple[int, list[str]] | None] = {}
-        self._gains: dict[str, int] = {}
-
-    def ids(self, text: str) -> list[int]:
-        """Ids of a whole text, BOS in front if the builder was given one."""
-        return self._front + list(self._tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
-
-    def _text(self, sentences: int, padding: list[str], depth: float, key: str) -> str:
-        """The prompt without the answer: the needle after `depth` of the sentences, padding on the longer side."""
-        first = round(sentences * depth)
-        before, after = (
-            " ".join(SENTENCES[i % len(SENTENCES)] for i in range(count)) for count in (first, sentences - first)
-        )
-        pad = "".join(padding)
-        if first * 2 >= sentences:
-            before = (before + pad).lstrip(" ")
-        else:
-            after = (after + pad).lstrip(" ")
-        return passkey_prompt(before, after, key)
-
-    def _count(self, sentences: int, padding: list[str], depth: float, key: str) -> int:
-        return len(self.ids(f"{self._text(sentences, padding, depth, key)} {key}"))
-
-    def minimum(self, depth: float = 0.5, key: str = REFERENCE_KEY) -> int:
-        """Tokens of the shortest prompt, which has no filler at all."""
-        return self._count(0, [], depth, key)
-
-    def build(self, length: int, depth: float, key: str) -> Prompt:
-        """A prompt whose tokens, answer included, are exactly `length`.
-
-        Raises UsageError if `length` can't hold the prompt, CtxextError if this tokenizer can't hit it.
-        """
-        if not 0 <= depth <= 1:
-            raise UsageError(f"depth must be from 0 (start) to 1 (end), not {depth}")
-        prompt = self._text(*self._plan(length, depth, key), depth, key)
-        ids = self.ids(f"{prompt} {key}")
-        # The answer starts where the tokens of the prompt alone and of prompt + answer part. Usually that is the
-        # prompt's end; if the tokenizer merges across it, the merged token belongs to the answer.
-        answer_start = _common(self.ids(prompt), ids)
-        needle = NEEDLE.format(key=key)
-        at = prompt.index(needle)
-        depth_tokens, needle_end = self._places(f"{prompt} {key}", at, at + len(needle), ids)
-        assert len(ids) == length
-        assert depth_tokens < needle_end <= answer_start < length
-        return Prompt(f"{prompt} {key}", key, ids, answer_start, depth_tokens, needle_end)
-
-    def _places(self, text: str, start: int, end: int, ids: list[int]) -> tuple[int, int]:
-        """Token indices [first, last + 1) of the characters [start, end) of `text`, whose tokens are `ids`."""
-        if not getattr(self._tokenizer, "is_fast", False):
-            # No offsets: where the text cut there parts from the whole. A token or two off if its end merges.
-            return _common(self.ids(text[:start]), ids), _common(self.ids(text[:end]), ids)
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans = encoded["offset_mapping"]
-        front = len(self._front)
-        return front + sum(b <= start for _, b in spans), front + sum(a < end for a, _ in spans)
-
-    def _plan(self, length: int, depth: float, key: str) -> tuple[int, list[str]]:
-        """(whole sentences, padding) for this key: that of the reference key if it fits, else one of its own.
-
-        So it depends on the arguments alone, whatever was built before.
-        """
-        least = self.minimum(depth, key)
-        if length < least:
-            raise UsageError(
-                f"a passkey prompt has at least {least} tokens with this tokenizer, so it doesn't fit in {length}",
-                hint=f"ask for lengths from {least}",
-            )
-        shared = (length - least + self.minimum(depth), depth)
-        if shared not in self._plans:
-            self._plans[shared] = self._search(*shared, REFERENCE_KEY)
-        plan = self._plans[shared]
-        if plan is None or self._count(*plan, depth, key) != length:
-            plan = self._search(length, depth, key)
-        if plan is None:
-            raise CtxextError(
-                f"no filler gives exactly {length} tokens at depth {depth} with this tokenizer",
-                hint="a neighbouring length may work",
-            )
-        return plan
-
-    def _search(self, length: int, depth: float, key: str) -> tuple[int, list[str]] | None:
-        sentences = self._sentences(length, depth, key)
-        for fewer in range(min(sentences, 3) + 1):
-            padding = self._pad(length, sentences - fewer, depth, key)
-            if padding is not None:
-                return sentences - fewer, padding
-        return None
-
-    def _sentences(self, length: int, depth: float, key: str) -> int:
-        """The largest number of whole sentences that fits: an estimate, a bracket around it, bisection."""
-        rate = max(1.0, (len(self.ids(" ".join([FILLER] * 4))) - len(self.ids(" ".join([FILLER] * 2)))) / 10)
-
-        def fits(sentences: int) -> bool:
-            return self._count(sentences, [], depth, key) <= length
-
-        low = high = int((length - self.minimum(depth, key)) / rate)
-        step = 1
-        while fits(high):
-            low, high, step = high, high + step, step * 2
-        while low > 0 and not fits(low):  # no filler at all fits: the caller made sure
-            low, high, step = max(0, low - step), low, step * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
-    def _gain(self, piece: str) -> int:
-        """How many tokens `piece` adds to a filler text (an estimate: neighbours may merge)."""
-        if piece not in self._gains:
-            self._gains[piece] = len(self.ids(FILLER + piece)) - len(self.ids(FILLER))
-        return self._gains[piece]
-
-    def _pad(self, length: int, sentences: int, depth: float, key: str) -> list[str] | None:
-        """Padding pieces that fill the gap exactly, or None. Each accepted piece is verified on the whole text."""
-        padding: list[str] = []
-        now = self._count(sentences, padding, depth, key)
-        while now < length:
-            # The words of the sentence that would come next read best; then whatever fits, large pieces first.
-            upcoming = [" " + word for word in SENTENCES[sentences % len(SENTENCES)].split()]
-            upcoming = upcoming[len(padding) : len(padding) + 1] if padding == upcoming[: len(padding)] else []
-            gap = length - now
-            rest = sorted((p for p in PADDING if 0 < self._gain(p) <= gap), key=lambda p: -self._gain(p))
-            unlikely = [piece for piece in PADDING if piece not in rest]
-            for piece in [*upcoming, *rest, *unlikely]:
-                count = self._count(sentences, [*padding, piece], depth, key)
-                if now < count <= length:
-                    padding.append(piece)
-                    now = count
-                    break
-            else:
-                return None
-        return padding if now == length else None
 
 
 def _cropped(ids: list[int], crop: int | None, bos: int | None) -> list[int]:
@@ -255,6 +82,40 @@ def _greedy(model, rows: list[list[int]], answer: int) -> list[list[int]]:
     return output[:, ids.shape[1] :].tolist()
 
 
+class _Prompts:
+    """The prompts of a grid: which key, which distractors, which builder."""
+
+    def __init__(self, tokenizer, bos, preset, haystack, distractors: int, seed: int):
+        if preset is not None and (haystack is not None or distractors):
+            raise UsageError("a preset brings its own filler and one key: leave out haystack and distractors")
+        sentences = None if haystack is None else sentences_of(haystack)
+        self._own = PromptBuilder(tokenizer, bos, sentences) if preset is None else None
+        self._preset = PresetBuilder(preset, tokenizer, bos) if preset is not None else None
+        self._distractors, self._seed = distractors, seed
+
+    def __call__(self, length: int, depth: float, trial: int) -> Prompt:
+        cell = (self._seed, length, depth, trial)
+        if self._preset is not None:
+            return self._preset.build(length, depth, self._preset.key(*cell))
+        return self._own.build(length, depth, make_key(*cell), *make_distractors(self._distractors, *cell))
+
+
+class _Done:
+    """Outcomes of finished cells in a JSONL file, so that a run that was stopped goes on where it was."""
+
+    def __init__(self, path: str | Path | None, settings: dict):
+        self._path, self._of = path, json.dumps(settings, sort_keys=True, default=str)
+        rows = read_jsonl(path) if path is not None and Path(path).is_file() else []
+        self.found = {(r["length"], r["depth"]): r["outcomes"] for r in rows if r["settings"] == self._of}
+
+    def add(self, length: int, depth: float, outcomes: list[dict]) -> None:
+        self.found[length, depth] = outcomes
+        if self._path is not None:
+            append_jsonl(
+                self._path, {"settings": self._of, "length": length, "depth": depth, "outcomes": outcomes}
+            )
+
+
 def passkey(
     model,
     tokenizer,
@@ -266,6 +127,12 @@ def passkey(
     batch_size: int = 1,
     crop: int | None = None,
     generate: bool = False,
+    preset: str | None = None,
+    haystack: str | None = None,
+    distractors: int = 0,
+    reuse: bool | None = None,
+    resume: str | Path | None = None,
+    identity: str = "",
     bos: int | Callable | None = bos_id,
     chunk: int = CHUNK,
     description: str = "passkey",
@@ -276,6 +143,13 @@ def passkey(
     find a key only if the needle is that near the end; "visible" in the rows is the share where it is.
     `generate=True` scores by greedy generation and exact ids instead (slower; without "logprob" and "rank").
     `batch_size` prompts of a cell run together: they are equally long, so nothing is padded.
+
+    `preset`: landmark, yarn, pose, longlora or ruler, that evaluation's prompts and its approximate lengths (see
+    `presets.py`). `haystack`: a text whose sentences are the filler. `distractors`: so many other keys, each under
+    an ordinal of its own ("the third pass key"), of which one is asked for.
+    `reuse`: run the shared beginning of a row's prompts once, from the deepest needle up. None does so where it is
+    exact (one prompt at a time, no crop, no generation, a causal model with a whole KV cache); True insists.
+    `resume`: a JSONL file with finished cells; `identity` says which model they are of.
     `bos`: an id, None, or by default what the tokenizer does itself. Lengths past what the model claims are
     allowed: measuring those is the point. Nothing is ever truncated unless `crop` says so.
     """
@@ -283,28 +157,13 @@ def passkey(
     if trials < 1 or batch_size < 1 or not lengths or not depths:
         raise UsageError("passkey needs at least one length, depth and trial, and a batch size of at least 1")
     front = bos(tokenizer) if callable(bos) else bos
-    builder = PromptBuilder(tokenizer, front)
+    build = _Prompts(tokenizer, front, preset, haystack, distractors, seed)
     # Refuse before the first forward, not after an hour of them. Some keys take more tokens than others, so all of
     # them are tried where room is scarce.
     for length in lengths:
         for depth in depths:
             for trial in range(trials if length == lengths[0] else 1):
-                builder.build(length, depth, make_key(seed, length, depth, trial))
-    cells = [(length, depth) for length in lengths for depth in depths]
-    outcomes: dict[tuple[int, float], list[dict]] = {}
-    for length, depth in progress(cells, description, total=len(cells)):
-        prompts = [builder.build(length, depth, make_key(seed, length, depth, t)) for t in range(trials)]
-        outcomes[length, depth] = _score_cell(model, prompts, crop, front, batch_size, generate, chunk)
-    rows = [
-        {"length": length, "depth": depth}
-        | _summary(outcomes[length, depth])
-        | {"depth_tokens": fmean(outcome["depth_tokens"] for outcome in outcomes[length, depth])}
-        for length, depth in cells
-    ]
-    pooled = [
-        {"length": length} | _summary([outcome for depth in depths for outcome in outcomes[length, depth]])
-        for length in lengths
-    ]
+                build(length, depth, trial)
     settings = {
         "measure": "passkey",
         "depths": depths,
@@ -314,21 +173,64 @@ def passkey(
         "bos": front,
         "scoring": "generate" if generate else "teacher-forced",
     }
+    if preset is not None or haystack is not None or distractors:
+        settings |= {"preset": preset, "haystack_characters": haystack and len(haystack), "distractors": distractors}
+    possible = batch_size == 1 and crop is None and not generate
+    if reuse and not possible:
+        raise UsageError("reuse takes one prompt at a time, whole and teacher-forced")
+    scorer = None
+    if reuse or (reuse is None and possible and why_not(model) is None):
+        scorer = PrefixScorer(model, chunk=chunk)
+    done = _Done(resume, settings | {"identity": identity})
+    # Deepest first: what stands before a needle also stands before every deeper one.
+    cells = [(length, depth) for length in lengths for depth in reversed(depths)]
+    for length, depth in progress(cells, description, total=len(cells)):
+        if (length, depth) not in done.found:
+            prompts = [build(length, depth, trial) for trial in range(trials)]
+            done.add(
+                length, depth, _score_cell(model, prompts, crop, front, batch_size, generate, chunk, scorer=scorer)
+            )
+    measured = None if preset is None else "tokens"
+    rows = [
+        {"length": length, "depth": depth}
+        | _summary(done.found[length, depth], measured)
+        | {"depth_tokens": fmean(outcome["depth_tokens"] for outcome in done.found[length, depth])}
+        for length in lengths
+        for depth in depths
+    ]
+    pooled = [
+        {"length": length} | _summary([o for depth in depths for o in done.found[length, depth]], measured)
+        for length in lengths
+    ]
     return PasskeyResult(rows, pooled, settings)
 
 
 def _score_cell(
-    model, prompts: list[Prompt], crop: int | None, bos: int | None, batch_size: int, generate: bool, chunk: int
+    model,
+    prompts: list[Prompt],
+    crop: int | None,
+    bos: int | None,
+    batch_size: int,
+    generate: bool,
+    chunk: int,
+    *,
+    scorer: PrefixScorer | None = None,
 ) -> list[dict]:
-    """One outcome per prompt, in order. Answers of different token counts go in separate batches."""
+    """One outcome per prompt, in order. Answers of different token counts go in separate batches, and prompts of
+    different lengths, which presets give."""
+
+    def forced(rows: list[list[int]], answer: int):
+        where = range(len(rows[0]) - answer, len(rows[0]))
+        return token_scores(model, rows, where, chunk=chunk) if scorer is None else scorer.scores(rows[0], where)
+
     outcomes: list[dict] = [{} for _ in prompts]
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for index, prompt in enumerate(prompts):
         answer = len(prompt.ids) - prompt.answer_start
         if crop is not None and crop < answer + (2 if bos is not None else 1):
             raise UsageError(f"a crop of {crop} tokens leaves nothing before an answer of {answer}")
-        groups.setdefault(answer, []).append(index)
-    for answer, members in groups.items():
+        groups.setdefault((answer, len(prompt.ids)), []).append(index)
+    for (answer, _), members in groups.items():
         for start in range(0, len(members), batch_size):
             batch = members[start : start + batch_size]
             rows = [_cropped(prompts[index].ids, crop, bos) for index in batch]
@@ -336,7 +238,7 @@ def _score_cell(
                 said = _greedy(model, [row[:-answer] for row in rows], answer)
                 answers = [{"correct": ids == row[-answer:]} for ids, row in zip(said, rows, strict=True)]
             else:
-                scores = token_scores(model, rows, range(len(rows[0]) - answer, len(rows[0])), chunk=chunk)
+                scores = forced(rows, answer)
                 answers = [
                     {
                         "correct": bool(scores.is_argmax[i].all()),
@@ -348,14 +250,21 @@ def _score_cell(
             for index, outcome in zip(batch, answers, strict=True):
                 prompt = prompts[index]
                 kept = len(prompt.ids) if crop is None else crop - (bos is not None and crop < len(prompt.ids))
-                outcome["depth_tokens"] = prompt.depth_tokens
+                outcome |= {"depth_tokens": prompt.depth_tokens, "tokens": len(prompt.ids)}
+                if prompt.rivals and not generate:
+                    context = prompt.ids[: prompt.answer_start]
+                    wrong = [
+                        forced([_cropped([*context, *rival], crop, bos)], len(rival)).logprob.double().sum()
+                        for rival in prompt.rivals
+                    ]
+                    outcome["margin"] = outcome["logprob"] - float(max(wrong))
                 if crop is not None:
                     outcome["visible"] = prompt.depth_tokens >= len(prompt.ids) - kept
                 outcomes[index] = outcome
     return outcomes
 
 
-def _summary(outcomes: list[dict]) -> dict:
+def _summary(outcomes: list[dict], measured: str | None = None) -> dict:
     correct = sum(outcome["correct"] for outcome in outcomes)
     low, high = wilson(correct, len(outcomes))
     row = {
@@ -368,6 +277,7 @@ def _summary(outcomes: list[dict]) -> dict:
     if "logprob" in outcomes[0]:
         row["logprob"] = fmean(outcome["logprob"] for outcome in outcomes)
         row["rank"] = median(outcome["rank"] for outcome in outcomes)
-    if "visible" in outcomes[0]:
-        row["visible"] = fmean(outcome["visible"] for outcome in outcomes)
+    for key in ("visible", "margin", measured):
+        if key in outcomes[0]:
+            row[key] = fmean(outcome[key] for outcome in outcomes)
     return row

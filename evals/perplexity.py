@@ -25,7 +25,11 @@ from ctxext.errors import CtxextError, UsageError, warn
 
 from . import progress
 from .head import CHUNK, token_nll
+from .prefix import chunked_nll, length_dependent
+from .sliding import sliding_window
 from .stats import bootstrap_interval, paired_difference, perplexity
+
+__all__ = ["Curve", "compare", "crop_control", "crop_nll", "length_dependent", "prefix_curve", "sliding_window"]
 
 Documents = Sequence[Sequence[int]]
 PLACE = ("length", "start", "end", "tokens")
@@ -46,23 +50,6 @@ class Curve:
     buckets: list[dict]
     documents: list[dict]
     settings: dict = field(default_factory=dict)
-
-
-def length_dependent(config) -> str | None:
-    """Why a score at position i depends on what follows it in this model, or None if it doesn't.
-
-    Stock `dynamic` chooses its frequencies, and stock `longrope` between two tables, from the length of the call.
-    """
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    for entry in nested or [parameters]:
-        kind = entry.get("rope_type")
-        if kind == "dynamic":
-            return "its rope_type is 'dynamic': the frequencies follow the length of the call"
-        if kind == "longrope" and list(entry.get("short_factor", [])) != list(entry.get("long_factor", [])):
-            return "its rope_type is 'longrope' with two tables: the length of the call chooses one"
-    return None
 
 
 def _sequences(docs_ids: Documents, length: int, bos: int | None, short: str) -> list[torch.Tensor]:
@@ -141,19 +128,21 @@ def prefix_curve(
     short: str = "error",
     seed: int = 0,
     chunk: int = CHUNK,
+    prefill: int | None = None,
     description: str = "perplexity",
 ) -> Curve:
     """Perplexity at each of `lengths` and by position bucket, from one prefill per document.
 
     `docs_ids`: token ids without special tokens, at least as long as the longest length (short="skip" drops
     shorter ones with a warning). `bos`: put in front and counted in the length, so L tokens have L-1 scores
-    either way. `bucket`: width in tokens, default an eighth of the longest length.
+    either way. `bucket`: width in tokens, default an eighth of the longest length. `prefill`: read a document so
+    many tokens at a time with a KV cache, for lengths whose activations don't fit; the scores are the same.
 
     One prefill serves all lengths only if the model is causal. A model under stock `dynamic` or two-table
     `longrope` isn't, so with more than one length it is refused; one length per call is fine.
     """
     chosen = _lengths(lengths)
-    reason = length_dependent(model.config)
+    reason = length_dependent(model)
     if reason and len(chosen) > 1:
         raise CtxextError(
             f"one prefill can't answer for several lengths with this model: {reason}",
@@ -166,7 +155,10 @@ def prefix_curve(
             if reason:
                 # Stock `dynamic` keeps the widest base it has seen until a short call resets it.
                 token_nll(model, sequence[:2], chunk=chunk)
-            yield token_nll(model, sequence, chunk=chunk)
+            if prefill is None:
+                yield token_nll(model, sequence, chunk=chunk)
+            else:
+                yield chunked_nll(model, sequence, prefill, chunk=chunk)
 
     settings = {"measure": "prefix", "bos": bos, "documents": len(sequences), "seed": seed}
     return _curve(scored(), chosen, bucket or max(1, chosen[-1] // 8), seed, settings)
@@ -196,37 +188,60 @@ def crop_control(
     With `bos` every window starts with it (it takes one place), as models expect.
     Costs one forward of `trained_length` tokens per `stride` tokens past it.
     """
-    if trained_length < 2:
-        raise UsageError(f"trained_length must be at least 2 tokens, not {trained_length}")
-    stride = max(1, trained_length // 16) if stride is None else stride
-    room = trained_length if bos is None else trained_length - 1  # document tokens per window
-    if not 1 <= stride < room:
-        raise UsageError(f"stride must be from 1 to {room - 1}, so that a window of {trained_length} has context")
     chosen = _lengths(lengths)
-    length = chosen[-1]
-    sequences = _sequences(docs_ids, length, bos, short)
-    ends = [min(end, length) for end in range(trained_length + stride, length + stride, stride)]
-
-    def windows(sequence: torch.Tensor) -> torch.Tensor:
-        nll = torch.empty(length - 1)
-        head = sequence[: min(trained_length, length)]
-        nll[: len(head) - 1] = token_nll(model, head, chunk=chunk)
-        for first in range(0, len(ends), batch_size):
-            group = ends[first : first + batch_size]
-            rows = torch.stack([sequence[end - room : end] for end in group])
-            if bos is not None:
-                rows = torch.cat([torch.full((len(group), 1), bos), rows], dim=1)
-            scores = token_nll(model, rows, last=stride, chunk=chunk)
-            for end, score in zip(group, scores, strict=True):
-                # The last window may reach back over targets that already have their score.
-                fresh = (end - trained_length - 1) % stride + 1
-                nll[end - 1 - fresh : end - 1] = score[-fresh:]
-        return nll
-
-    scored = (windows(sequence) for sequence in progress(sequences, description, total=len(sequences)))
+    stride = max(1, trained_length // 16) if stride is None else stride
+    _check_crop(trained_length, stride, bos)
+    sequences = _sequences(docs_ids, chosen[-1], bos, short)
+    shared = {"stride": stride, "bos": bos, "batch_size": batch_size, "chunk": chunk}
+    scored = (
+        crop_nll(model, sequence, trained_length, **shared)
+        for sequence in progress(sequences, description, total=len(sequences))
+    )
     settings = {"measure": "crop", "trained_length": trained_length, "stride": stride, "bos": bos}
     settings |= {"documents": len(sequences), "seed": seed}
-    return _curve(scored, chosen, bucket or max(1, length // 8), seed, settings)
+    return _curve(scored, chosen, bucket or max(1, chosen[-1] // 8), seed, settings)
+
+
+def _check_crop(trained_length: int, stride: int, bos: int | None) -> int:
+    """Document tokens per window; UsageError if windows of `trained_length` can't move by `stride`."""
+    if trained_length < 2:
+        raise UsageError(f"trained_length must be at least 2 tokens, not {trained_length}")
+    room = trained_length if bos is None else trained_length - 1
+    if not 1 <= stride < room:
+        raise UsageError(f"stride must be from 1 to {room - 1}, so that a window of {trained_length} has context")
+    return room
+
+
+def crop_nll(
+    model,
+    sequence: torch.Tensor,
+    trained_length: int,
+    *,
+    stride: int,
+    bos: int | None = None,
+    batch_size: int = 1,
+    chunk: int = CHUNK,
+) -> torch.Tensor:
+    """NLL in nats, float32 [T-1], of each token of `sequence` [T] (BOS included) given a window before it.
+
+    Windows of `trained_length` tokens score their last `stride`; see `crop_control`.
+    """
+    room, length = _check_crop(trained_length, stride, bos), len(sequence)
+    ends = [min(end, length) for end in range(trained_length + stride, length + stride, stride)]
+    nll = torch.empty(length - 1)
+    head = sequence[: min(trained_length, length)]
+    nll[: len(head) - 1] = token_nll(model, head, chunk=chunk)
+    for first in range(0, len(ends), batch_size):
+        group = ends[first : first + batch_size]
+        rows = torch.stack([sequence[end - room : end] for end in group])
+        if bos is not None:
+            rows = torch.cat([torch.full((len(group), 1), bos), rows], dim=1)
+        scores = token_nll(model, rows, last=stride, chunk=chunk)
+        for end, score in zip(group, scores, strict=True):
+            # The last window may reach back over targets that already have their score.
+            fresh = (end - trained_length - 1) % stride + 1
+            nll[end - 1 - fresh : end - 1] = score[-fresh:]
+    return nll
 
 
 def compare(curve: Curve, baseline: Curve, *, seed: int = 0) -> dict[str, list[dict]]:
@@ -254,66 +269,3 @@ def compare(curve: Curve, baseline: Curve, *, seed: int = 0) -> dict[str, list[d
             for column, place in enumerate(places)
         ]
     return answer
-
-
-def sliding_window(
-    model,
-    docs_ids: Documents,
-    window: int,
-    stride: int = 256,
-    *,
-    bos: int | None = None,
-    aggregation: str = "token",
-    truncate: bool = False,
-    chunk: int = CHUNK,
-    description: str = "sliding window",
-) -> dict:
-    """Sliding-window perplexity exactly as YaRN's `eval/perplexity.py` (Peng et al., 2023) defines it.
-
-    Windows of `window` tokens, BOS included and in front of each one, move by `stride` over each document; the
-    first scores all its tokens, the others the ones that are new. `truncate` cuts each document to its first
-    window: that is how the published long curves were made, and then nothing slides.
-
-    aggregation="window" is YaRN's: the mean over windows of each window's mean, so a first window of thousands of
-    tokens weighs as much as one of `stride`. "token" weighs tokens equally; use it unless you reproduce YaRN.
-
-    Returns {"window", "stride", "aggregation", "truncate", "documents", "windows", "tokens", "nll", "ppl"}.
-    """
-    if aggregation not in ("token", "window"):
-        raise UsageError(f"aggregation must be 'token' or 'window', not {aggregation!r}")
-    width = window if bos is None else window - 1
-    step = width if truncate else stride
-    if not 1 <= step <= width or window < 2:
-        raise UsageError(f"stride must be from 1 to {width} for a window of {window}, not {step}")
-    means, total, tokens = [], 0.0, 0
-    for index, document in enumerate(progress(docs_ids, description, total=len(docs_ids))):
-        ids = torch.tensor(document[:width] if truncate else document, dtype=torch.long)
-        if len(ids) < (2 if bos is None else 1):
-            raise UsageError(f"document {index} has {len(ids)} tokens: nothing to score")
-        previous = 0
-        for begin in range(0, len(ids), step):
-            end = min(begin + width, len(ids))
-            row = ids[begin:end] if bos is None else torch.cat([torch.tensor([bos]), ids[begin:end]])
-            # Without BOS the first token of the first window has nothing before it.
-            scored = min(end - previous, len(row) - 1)
-            if scored:
-                nll = token_nll(model, row, last=scored, chunk=chunk).double()
-                means.append(float(nll.mean()))
-                total, tokens = total + float(nll.sum()), tokens + scored
-            previous = end
-            if end == len(ids):
-                break
-    if not tokens:
-        raise UsageError("no documents to measure")
-    nll = sum(means) / len(means) if aggregation == "window" else total / tokens
-    return {
-        "window": window,
-        "stride": step,
-        "aggregation": aggregation,
-        "truncate": truncate,
-        "documents": len(docs_ids),
-        "windows": len(means),
-        "tokens": tokens,
-        "nll": nll,
-        "ppl": perplexity(nll),
-    }

@@ -17,7 +17,8 @@ Rows = Sequence[Mapping]
 
 # Okabe and Ito's palette, without its yellow, which is too pale for lines: safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
-MARKERS = "osDvPX<"  # "^" means "above the edge" here
+# Of another number than the colours, so that the pair stays unique. "^" means "above the edge" here.
+MARKERS = "osDvPX<>hp*"
 HEATMAP = ("#F0496E", "#EBB839", "#0CD79F")
 STYLE = {
     "font.size": 10,

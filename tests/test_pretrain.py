@@ -91,7 +91,7 @@ def test_shipped_recipe_is_valid_and_never_trains_beyond_its_context():
     [
         ("model.hiden_size=3", "model.hiden_size: unknown key, did you mean 'hidden_size'?"),
         ("optimization.learning_rate=-1", "optimization.learning_rate: Input should be greater than 0"),
-        ("data.phases.0.length=3", "there is no such section"),
+        ("data.phases.9.length=3", "there is no such section"),
         ("seed", "has no '='"),
         ("tokenizer.vocab_size=100", "tokenizer.vocab_size"),
         ("optimization.tokens_per_step=1000", "is no multiple of"),

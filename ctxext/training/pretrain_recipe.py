@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from ctxext.errors import UsageError, nearest
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+from ctxext.training import yaml_recipe
+from ctxext.training.yaml_recipe import Section
 
 
 class ModelSpec(Section):
@@ -108,41 +105,6 @@ class PretrainRecipe(Section):
         return sum(phase.steps for phase in self.data.phases)
 
 
-def load_recipe(path: str | Path, overrides: list[str] = ()) -> PretrainRecipe:
+def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> PretrainRecipe:
     """Read and validate a recipe; `overrides` are `section.key=value`, the value being YAML."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"can't read the recipe {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path} isn't YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is no recipe", hint="it needs the sections model, tokenizer, data, ...")
-    for override in overrides:
-        dotted, equals, value = override.partition("=")
-        if not equals:
-            raise UsageError(f"override {override!r} has no '='", hint="write section.key=value")
-        *parents, last = dotted.split(".")
-        node: Any = content
-        for part in [*parents, None]:
-            if not isinstance(node, dict):
-                raise UsageError(f"override {override!r}: there is no such section")
-            node = node if part is None else node.setdefault(part, {})
-        node[last] = yaml.safe_load(value)
-    try:
-        return PretrainRecipe.model_validate(content)
-    except ValidationError as error:
-        raise UsageError(f"{path}: " + "\n".join(map(describe, error.errors()))) from None
-
-
-def describe(error: dict) -> str:
-    """One line of a validation error: the dotted key, what is wrong, and the nearest name of a typo."""
-    where, message = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        known = PretrainRecipe
-        for part in error["loc"][:-1]:
-            if isinstance(part, str):
-                known = known.model_fields[part].annotation
-                known = PhaseSpec if known == list[PhaseSpec] else known
-        message = f"unknown key, {nearest(str(error['loc'][-1]), known.model_fields)}"
-    return f"{where}: {message}" if where else message
+    return yaml_recipe.load(PretrainRecipe, path, overrides)
