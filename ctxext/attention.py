@@ -165,7 +165,7 @@ def _segmented(
         answer = inner(
             hidden_states[:, part],
             position_embeddings=(cos[:, part], sin[:, part]),
-            attention_mask=_part_of_mask(attention_mask, segment, block.past, plan, module),
+            attention_mask=_part_of_mask(attention_mask, segment, block.past, plan, module, hidden_states.device),
             position_ids=positions[:, part],
             **{cache_name: block},
             **kwargs,
@@ -233,7 +233,7 @@ class _Block:
                 self.stages[:, :known],
                 list(_rows(segment.stages, self.positions.shape[0])),
             )
-        before = turn_keys(self.own, *self.plan.turns[where], self.rotary.layout)
+        before = _turned(self.own, self.plan.turns[where], self.rotary.layout)
         self.turned = torch.cat((before, keys), 2)
         self.own = torch.cat((self.own, keys), 2)
         self.values = torch.cat((self.values, values), 2)
@@ -255,6 +255,10 @@ def _layer(cache: Any, module: nn.Module) -> Any:
         return None
     if not isinstance(cache, Cache) or type(cache).__name__ == "EncoderDecoderCache":
         raise CtxextError(f"a staged schedule can't run with a {type(cache).__name__}", hint="use DynamicCache")
+    if getattr(cache, "offloading", False):
+        raise CtxextError(
+            "a staged schedule can't turn keys that are offloaded", hint="use a cache without offloading"
+        )
     if len(cache.layers) <= module.layer_idx:
         return None
     layer = cache.layers[module.layer_idx]
@@ -306,8 +310,7 @@ def _align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batc
         rows = 1 if alike else batch
         positions = (torch.tensor(ends[:rows], device=offsets.device)[:, None] + offsets).clamp(min=0)
         plan.turns[where] = rotary.turn(positions, now[:rows], stages[:rows])
-    cos, sin = plan.turns[where]
-    turned = turn_keys(layer.keys[:, :, :length], cos, sin, rotary.layout)
+    turned = _turned(layer.keys[:, :, :length], plan.turns[where], rotary.layout)
     if isinstance(layer, StaticLayer):
         layer.keys[:, :, :length].copy_(turned)
     else:
@@ -315,7 +318,15 @@ def _align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batc
     setattr(layer, _STATE, (list(stages), ends))
 
 
-def _part_of_mask(mask: Any, segment: Segment, past: int, plan: Plan, module: nn.Module) -> Any:
+def _turned(keys: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], layout: str) -> torch.Tensor:
+    """Keys turned where they are: with a device map, layers of one call sit on several devices."""
+    cos, sin = (t.to(keys.device) for t in turn)
+    return turn_keys(keys, cos, sin, layout)
+
+
+def _part_of_mask(
+    mask: Any, segment: Segment, past: int, plan: Plan, module: nn.Module, device: torch.device
+) -> Any:
     """The mask of one segment against the keys up to its end."""
     end = past + segment.end
     if isinstance(mask, torch.Tensor):
@@ -330,7 +341,7 @@ def _part_of_mask(mask: Any, segment: Segment, past: int, plan: Plan, module: nn
         size = segment.end - segment.start
         ones = torch.ones(size, end, dtype=torch.bool, device=plan.positions.device)
         plan.masks[segment] = ones.tril(end - size)[None, None]
-    return plan.masks[segment]
+    return plan.masks[segment].to(device)
 
 
 def _part_of_block_mask(mask: Any, segment: Segment, end: int) -> Any:

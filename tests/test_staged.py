@@ -303,6 +303,15 @@ def test_packed_documents(tokens):
     torch.testing.assert_close(packed, alone, atol=TOLERANCE, rtol=0)
 
 
+def test_under_torch_compile(tokens):
+    """With graph breaks where stages are looked up, and the same logits."""
+    model = staged()
+    want = logits(model, tokens)
+    compiled = torch.compile(model, backend="aot_eager")
+    torch.testing.assert_close(logits(compiled, tokens), want, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(chunks(compiled, tokens, 70), want, atol=TOLERANCE, rtol=0)
+
+
 def test_training_with_lora_and_checkpointing(tokens):
     from peft import LoraConfig, get_peft_model
 
@@ -429,6 +438,8 @@ def test_what_is_refused(tokens):
         pico_model()(tokens[:, :20], cache=filled, use_cache=True)
     with pytest.raises(CtxextError, match="filled before the model was patched"):
         model(tokens[:, :5], cache=filled, use_cache=True)
+    with pytest.raises(CtxextError, match="offloaded"):
+        model(tokens[:, :5], cache=DynamicCache(config=model.config, offloading=True), use_cache=True)
     with torch.no_grad():
         cache = model(tokens[:, :100], use_cache=True).cache
     with pytest.raises(CtxextError, match="can't have gaps"):
