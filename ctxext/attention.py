@@ -64,7 +64,9 @@ _KNOWN = {DynamicLayer: StagedDynamicLayer, StaticLayer: StagedStaticLayer}
 def wrap(module: nn.Module, rotary: StagedRotary) -> None:
     """Give one attention module its staged forward."""
     inner = module.forward
-    name = next((n for n in ("cache", "past_key_values") if n in inspect.signature(inner).parameters), None)
+    name = next(
+        (n for n in ("cache", "past_key_values", "layer_past") if n in inspect.signature(inner).parameters), None
+    )
     if name is None:
         raise CtxextError(f"{type(module).__name__} takes no cache, so it can't run a staged schedule")
     module.forward = functools.partial(_forward, module, inner, [rotary], name)
@@ -91,13 +93,13 @@ def _forward(
     holder: list[StagedRotary],
     cache_name: str,
     hidden_states: torch.Tensor,
+    *args: Any,
     position_embeddings: Any = None,
     attention_mask: Any = None,
-    *args: Any,
     **kwargs: Any,
 ) -> Any:
     if args:
-        raise CtxextError(f"{type(module).__name__} was called with positional arguments ctxext doesn't know")
+        raise CtxextError(f"{type(module).__name__} was called with positional arguments, which differ by family")
     rotary = holder[0]
     plan = getattr(position_embeddings, "plan", None)
     if plan is None:

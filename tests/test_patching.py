@@ -26,6 +26,9 @@ def options(name, model):
 
 def family(name):
     changes = {"sliding_window": None} if name == "mistral" else {}
+    if name == "granite":
+        # Its config class defaults to 1, six times what a head of 32 is usually scaled by; real Granites set it.
+        changes |= {"attention_multiplier": 32**-0.5}
     if name in ("mixtral", "qwen3_moe"):
         changes |= {
             "num_local_experts": 4,

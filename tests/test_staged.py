@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from conftest import logits, pico_model
+from test_patching import FAMILIES, family
 
 import ctxext
 from ctxext.errors import CtxextError, UsageError
@@ -216,6 +217,23 @@ def test_every_shape_agrees(shape, row, tokens):
     difference, mismatches = differences(row, staged(shape), tokens)
     assert difference < TOLERANCE
     assert mismatches == 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_agrees_or_is_refused(name, tokens):
+    model = family(name)
+    plain = logits(model, tokens)
+    if name in ("gemma2", "cohere2"):
+        with pytest.raises(CtxextError, match="full attention in every layer"):
+            ctxext.patch(model, "dynamic_ntk", 4)
+        assert torch.equal(logits(model, tokens), plain)
+        return
+    ctxext.patch(model, "dynamic_ntk", 4, granularity=16)
+    whole = logits(model, tokens)
+    assert torch.equal(whole[:, :TRAINED], plain[:, :TRAINED])
+    assert (whole - plain).abs().max() > 0.1
+    for other in (decode(model, tokens), chunks(model, tokens, 50)):
+        assert (other - whole).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -450,6 +468,3 @@ def test_what_is_refused(tokens):
         ctxext.patch(sliding, "dynamic_ntk", 4)
     with pytest.raises(CtxextError, match="can't turn the keys of a DynamicSlidingWindowLayer"):
         sliding(tokens[:, :5], cache=cache, use_cache=True)
-    for family in ("gemma2", "cohere2"):
-        with pytest.raises(CtxextError, match="full attention in every layer"):
-            ctxext.patch(pico_model(family), "dynamic_ntk", 4)
