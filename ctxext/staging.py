@@ -7,6 +7,7 @@ it by the difference. Nothing depends on what follows, so every layer, and the w
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,11 @@ class StagedRotary(nn.Module):
 
     def plan(self, position_ids: torch.Tensor) -> Plan:
         """The stages of a call with these positions, (rows, tokens)."""
+        if position_ids.shape[1] == 1:
+            # Decoding: a step is too short for a handful of tensor operations not to show.
+            last = position_ids[:, 0].tolist()
+            stages = tuple(bisect.bisect_right(self.starts, p) - 1 for p in last)
+            return Plan(position_ids, [Segment(0, 1, stages)], last)
         inner = torch.tensor(self.starts[1:], device=position_ids.device)
         stages = torch.bucketize(position_ids, inner, right=True)
         cuts = [0, position_ids.shape[1]]
