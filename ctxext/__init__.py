@@ -17,6 +17,7 @@ _HOME = {
     "schedule_of": "patching",
     "load": "checkpoint",
     "patch_checkpoint": "checkpoint",
+    "merge": "merging",
     "Rope": "rope",
     "Schedule": "rope",
     "CtxextError": "errors",

@@ -12,9 +12,11 @@ from ._version import __version__
 from .export.portability import verdicts
 from .rope import Schedule
 
+UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
 
-def model_card(base: str, schedule: Schedule, config: Mapping[str, Any]) -> str:
-    """README.md of a patched folder, with the hub's metadata block on top."""
+
+def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weights: str = UNTRAINED) -> str:
+    """README.md of a patched folder, with the hub's metadata block on top. weights: where they come from."""
     method = methods.get(schedule.method)
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
@@ -31,8 +33,7 @@ tags: [ctxext, long-context, {schedule.method}]
 # {base}, {method.title} x{schedule.factor:g}
 
 {base} with its rotary embedding changed by ctxext {__version__} to read
-**{schedule.max_length:,} tokens** instead of {rope.trained_length:,}. The weights are the base model's, byte
-for byte; nothing was trained.
+**{schedule.max_length:,} tokens** instead of {rope.trained_length:,}. {weights}
 
 | | |
 |---|---|

@@ -68,6 +68,10 @@ def plan(
     methods.get(method).check(params)
     methods.check_factor(factor)
     folder = resolve(src, dtype=dtype)
+    if (folder / "adapter_config.json").is_file():
+        raise CtxextError(
+            f"{folder} is an adapter, not a whole model", hint="patch its base model, or merge the adapter first"
+        )
     config = read_config(folder)
     require_support(config, trust_remote_code=trust_remote_code)
     rope = read_rope(config, trained_length=trained_length, existing=existing)
@@ -109,7 +113,7 @@ def patch_checkpoint(
     check_weights(folder)
     written = {
         "config.json": config,
-        "tokenizer_config.json": _longer_tokenizer(folder, schedule.max_length),
+        "tokenizer_config.json": longer_tokenizer(folder, schedule.max_length),
     }
     linked = copied = 0
     with replacing(target, force=force) as temporary:
@@ -130,7 +134,7 @@ def patch_checkpoint(
     return Patched(target, schedule, config, linked, copied)
 
 
-def _longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:
+def longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:
     """tokenizer_config.json with model_max_length raised: tokenizers warn, and vLLM stops, at the old one."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
@@ -149,6 +153,7 @@ def stored_schedule(config: Mapping[str, Any]) -> Schedule | None:
 def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     """Load a model that ctxext wrote, or any other, with its whole schedule.
 
+    An adapter of `ctxext train` is loaded on its base, patched as in training (see `adapters.load_adapter`).
     kwargs go to AutoModelForCausalLM.from_pretrained. What plain transformers can run is loaded by plain
     transformers; for the rest the original rope is loaded and the schedule from the folder's ctxext block
     is applied to the live model. Returns the model.
@@ -158,6 +163,10 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     from .patching import apply
 
     folder = resolve(path_or_id)
+    if (folder / "adapter_config.json").is_file():
+        from .adapters import load_adapter
+
+        return load_adapter(folder, **kwargs)
     config = read_config(folder)
     schedule = stored_schedule(config)
     if schedule is None or schedule.is_static:

@@ -6,6 +6,7 @@ through the entry point group "ctxext.commands".
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from importlib.metadata import entry_points
@@ -138,6 +139,65 @@ def patch(
         terminal.print_patched(done, dry_run=dry_run)
 
 
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A YAML file such as those in recipes/.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, such as train.steps=50.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint of this run.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the recipe; show it resolved, its tokens, memory and time.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Fine-tune a patched model by a recipe; `accelerate launch -m ctxext train ...` for several processes."""
+    from .training.recipe import load_recipe
+
+    checked = load_recipe(recipe, overrides or [])
+    if dry_run:
+        from .training.estimate import describe
+
+        estimate = describe(checked)
+        if json:
+            terminal.print_json({"recipe": checked.model_dump(mode="json"), **estimate})
+        else:
+            terminal.print_estimate(checked.resolved(), estimate)
+        return
+    from .training.requirements import require
+
+    require()
+    from .training.run import train as run
+
+    done = run(checked, resume=resume)
+    if json:
+        terminal.print_json(done)
+    else:
+        terminal.print_trained(done)
+
+
+@app.command()
+def merge(
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter folder that a run wrote.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write.")],
+    base: Annotated[str | None, typer.Option(help="Where the base model is, if it moved.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the weights: auto (the base's), float32 or bfloat16.")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder if it exists.")] = False,
+    json: Json = False,
+) -> None:
+    """Write an adapter and its base as one folder for plain transformers and servers."""
+    from .merging import merge as run
+
+    done = run(adapter, out, base=base, dtype=dtype, force=force)
+    if json:
+        method = None if done.schedule is None else done.schedule.to_dict()
+        terminal.print_json({"out": str(done.out), "schedule": method, "rounding": done.rounding})
+    else:
+        terminal.say(f"wrote {done.out}; read back exactly; writing the sum moved logits by {done.rounding:.2g}")
+
+
 def _plug_in() -> None:
     """Add the commands that installed packages offer."""
     for entry in entry_points(group="ctxext.commands"):
@@ -156,6 +216,9 @@ def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, *
 def main() -> None:
     """Entry point. Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted."""
     warnings.showwarning = _show_warning
+    if not sys.stderr.isatty():
+        # Read by huggingface_hub and transformers when they are imported: no bars in logs and pipes.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     _plug_in()
     try:
         app()

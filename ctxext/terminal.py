@@ -167,3 +167,35 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
         console.print("  load with ctxext.load (plain transformers refuses it)")
     else:
         console.print("  load with ctxext.load (plain transformers runs its last stage at every position)")
+
+
+def print_estimate(recipe: str, estimate: Mapping[str, Any]) -> None:
+    """What `ctxext train --dry-run` says: the resolved recipe as YAML, then what it will need."""
+    if _main_process():
+        print(recipe)
+    rows = [("tokens", f"{estimate['tokens']:,}")]
+    if estimate["parameters"] is not None:
+        share = estimate["trainable"] / estimate["parameters"]
+        rows += [
+            ("parameters", f"{estimate['parameters']:,}"),
+            ("trained", f"{estimate['trainable']:,} ({share:.2%})"),
+            *((f"memory: {name}", f"{size:.2f} GiB") for name, size in estimate["memory_gib"].items()),
+            ("time", _duration(estimate["hours"] * 3600)),
+        ]
+    print_table("estimate", ("", ""), rows)
+    for note in estimate["notes"]:
+        say(note)
+
+
+def print_trained(done: Mapping[str, Any]) -> None:
+    """What `ctxext train` did."""
+    loss = done["loss"]
+    change = f", loss {loss['first']:.4f} -> {loss['last']:.4f}" if loss else ""
+    say(f"trained on {done['tokens']:,} tokens in {_duration(done['seconds'])}{change}")
+    say(f"wrote [bold]{done['trained']}[/]: load it with ctxext.load, or write a whole model with ctxext merge")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -18,6 +18,7 @@ from pathlib import Path
 from ctxext.errors import CtxextError, UsageError
 from ctxext.training.pretrain_data import EOS, Batches, Rows, read_text, split_text, train_tokenizer
 from ctxext.training.pretrain_recipe import PretrainRecipe, load_recipe
+from ctxext.training.run_folder import last_checkpoint
 
 
 def build_model(recipe: PretrainRecipe, tokenizer):
@@ -63,19 +64,6 @@ def plain_tokenizer_class(path: Path) -> None:
         config.pop(key, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, indent=2) + "\n")
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest complete checkpoint: trainer_state.json is written last, so a kill leaves none of it."""
-
-    def complete(path: Path) -> bool:
-        try:
-            return bool(json.loads((path / "trainer_state.json").read_text()))
-        except (OSError, ValueError):
-            return False
-
-    found = [p for p in folder.glob("checkpoint-*") if complete(p)]
-    return max(found, key=lambda p: int(p.name.split("-")[1]), default=None)
 
 
 def whole_batch(items: list[dict]) -> dict:

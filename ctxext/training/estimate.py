@@ -1,0 +1,183 @@
+"""What a run will read and need, from config.json alone: for `ctxext train --dry-run`. No torch, no weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+from ctxext.errors import CtxextError
+from ctxext.hf_config import head_dim
+from ctxext.resolve import TINY
+
+from .recipe import AdapterSpec, Recipe
+
+GPU_FLOPS = 0.4 * 312e12
+"""What a run is assumed to reach on a GPU: 40 % of an A100's bf16 peak."""
+
+
+def describe(recipe: Recipe, processes: int | None = None) -> dict[str, Any]:
+    """{"tokens", "processes", "parameters", "trainable", "memory_gib", "hours", "notes"}.
+
+    What can't be told is None. Memory is per process, without sharding; it and the time are good to about a
+    factor of three.
+    """
+    processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
+    answer: dict[str, Any] = {"tokens": recipe.tokens(processes), "processes": processes, "notes": []}
+    config = find_config(recipe.model.path)
+    if config is None:
+        answer["notes"].append(f"no config.json of {recipe.model.path} on this machine: memory and time unknown")
+        return answer | {"parameters": None, "trainable": None, "memory_gib": None, "hours": None}
+    shape = Shape(config)
+    trainable = trainable_parameters(recipe.adapter, shape)
+    memory = memory_bytes(recipe, shape, trainable)
+    speed, how = flops_per_second(shape)
+    answer["notes"] += [how, "memory is per process and without sharding; both are good to a factor of three"]
+    hours = flops(recipe, shape, answer["tokens"]) / (speed * processes) / 3600
+    return answer | {
+        "parameters": shape.parameters,
+        "trainable": trainable,
+        "memory_gib": {name: round(size / 2**30, 3) for name, size in memory.items()},
+        "hours": float(f"{hours:.3g}"),
+    }
+
+
+def find_config(model: str) -> dict[str, Any] | None:
+    """The config.json of a model that is on this machine; nothing is downloaded."""
+    folder = TINY if model == "tiny" else Path(model).expanduser()
+    path: Any = folder / "config.json"
+    if not path.is_file():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            path = try_to_load_from_cache(model, "config.json")
+        except HFValidationError:
+            return None
+        if not isinstance(path, str):
+            return None
+    config = json.loads(Path(path).read_text())
+    stored = _stored_type(Path(path).parent)
+    return {**config, "dtype": stored or config.get("dtype") or config.get("torch_dtype") or "float32"}
+
+
+def _stored_type(folder: Path) -> str | None:
+    for path in sorted(folder.glob("*.safetensors"))[:1]:
+        with path.open("rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        kinds = {t["dtype"] for name, t in header.items() if name != "__metadata__"}
+        return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"
+    return None
+
+
+class Shape:
+    """The sizes of a Llama-like decoder."""
+
+    def __init__(self, config: dict[str, Any]):
+        try:
+            self.hidden, self.layers = config["hidden_size"], config["num_hidden_layers"]
+            self.vocabulary, self.inner = config["vocab_size"], config["intermediate_size"]
+            heads = config["num_attention_heads"]
+        except KeyError as error:
+            raise CtxextError(f"config.json has no {error}, so the run can't be estimated") from error
+        size = head_dim(config)
+        self.query, self.key = heads * size, (config.get("num_key_value_heads") or heads) * size
+        self.tied = bool(config.get("tie_word_embeddings", True))
+        self.dtype = config["dtype"]
+        self.linears = [
+            (self.hidden, self.query),
+            (self.hidden, self.key),
+            (self.hidden, self.key),
+            (self.query, self.hidden),
+            (self.hidden, self.inner),
+            (self.hidden, self.inner),
+            (self.inner, self.hidden),
+        ]
+
+    @property
+    def layer(self) -> int:
+        return sum(a * b for a, b in self.linears)
+
+    @property
+    def parameters(self) -> int:
+        tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return tables + self.layers * (self.layer + 2 * self.hidden) + self.hidden
+
+
+def trainable_parameters(spec: AdapterSpec, shape: Shape) -> int:
+    """How many numbers the run trains, all-linear assumed where targets are listed by name."""
+    if spec.kind == "full":
+        return shape.parameters
+    layers = shape.layers if spec.layers is None else len(spec.layers)
+    count = layers * spec.r * sum(a + b for a, b in shape.linears)
+    if spec.dora:
+        count += layers * sum(b for _, b in shape.linears)
+    if spec.embeddings:
+        count += shape.vocabulary * shape.hidden
+    if spec.norms:
+        count += (2 * shape.layers + 1) * shape.hidden
+    return count
+
+
+def memory_bytes(recipe: Recipe, shape: Shape, trainable: int) -> dict[str, float]:
+    """Bytes of one process by what holds them."""
+    spec, tokens = recipe.train, recipe.train.batch_size * recipe.data.length
+    dtype = shape.dtype if recipe.model.dtype == "auto" else recipe.model.dtype
+    low = dtype != "float32" if spec.bf16 is None else spec.bf16
+    width = 2 if low else 4
+    frozen = 0.5 if recipe.adapter.quantize else 2 if dtype != "float32" else 4
+    if recipe.adapter.kind == "full":
+        frozen = 0
+    # What one layer keeps for backward: inputs of norms, projections, attention and the gated MLP.
+    kept = tokens * width * (6 * shape.hidden + 2 * shape.query + 2 * shape.key + 4 * shape.inner)
+    if spec.activation_checkpointing:
+        layers = (
+            tokens * width * shape.hidden * shape.layers / spec.checkpoint_every + kept * spec.checkpoint_every
+        )
+    else:
+        layers = kept * shape.layers
+    rows = min(spec.loss_chunk, tokens) if spec.loss == "chunked" else tokens
+    memory = {
+        "frozen weights": shape.parameters * frozen,
+        "trained weights, gradients, Adam": trainable * 16.0,
+        "activations": layers,
+        "logits": rows * shape.vocabulary * 16.0,
+    }
+    if recipe.data.layout == "packed" and "flash" not in recipe.model.attention:
+        memory["mask"] = float(recipe.train.batch_size * recipe.data.length**2)
+    memory["total"] = sum(memory.values())
+    return memory
+
+
+def flops(recipe: Recipe, shape: Shape, tokens: int) -> float:
+    """Floating-point operations of the run: 2 per weight and token forward, as many for gradients of activations,
+    and as many again for those of trained weights, plus attention."""
+    passes = 6 if recipe.adapter.kind == "full" else 4
+    passes += 2 if recipe.train.activation_checkpointing else 0
+    weights = shape.layers * shape.layer + shape.vocabulary * shape.hidden * (
+        2 if recipe.train.loss == "chunked" else 1
+    )
+    attention = shape.layers * 2 * shape.query * recipe.data.length / 2
+    return passes * tokens * (weights + attention)
+
+
+def flops_per_second(shape: Shape) -> tuple[float, str]:
+    """(operations per second, how that is known)."""
+    if shutil.which("nvidia-smi"):
+        return GPU_FLOPS, "time assumes 40 % of an A100's bf16 peak"
+    import numpy as np
+
+    rows = 1024
+    a, b = np.ones((rows, shape.hidden), np.float32), np.ones((shape.hidden, shape.inner), np.float32)
+    best = float("inf")
+    for _ in range(8):
+        started = time.perf_counter()
+        np.matmul(a, b)
+        best = min(best, time.perf_counter() - started)
+    reached = 2 * rows * shape.hidden * shape.inner / best
+    how = f"time assumes 40 % of the {reached / 1e9:.0f} GFLOP/s that one layer's product just reached here"
+    return 0.4 * reached, how

@@ -1,0 +1,58 @@
+"""Evaluations before and after a run, by whatever package offers an `eval` command to the command line.
+
+They run as `ctxext eval ... --json` in a process of their own: this package knows no evaluator by name, and a
+model being trained and one being measured are never in memory together.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.markup import escape
+
+from ctxext import terminal
+from ctxext.checkpoint import read_config
+from ctxext.errors import CtxextError
+from ctxext.folder import WEIGHTS, link_or_copy, model_files
+from ctxext.hf_config import write_config
+from ctxext.rope import Schedule
+
+from .recipe import Recipe
+
+
+def before(recipe: Recipe, folder: Path, schedule: Schedule | None, out: Path) -> None:
+    """Measure the base as the run will patch it."""
+    with tempfile.TemporaryDirectory(dir=out, prefix=".before-") as temporary:
+        subject = Path(temporary) / "before"
+        for relative in model_files(folder):
+            link_or_copy(folder / relative, subject / relative, link=relative.suffix in WEIGHTS)
+        if schedule is not None:
+            config = write_config(read_config(folder), schedule)
+            (subject / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        measure(recipe.eval.commands, subject, out / "eval-before")
+
+
+def after(recipe: Recipe, trained: Path, out: Path) -> None:
+    """Measure what was trained: an adapter is loaded on its base, patched."""
+    measure(recipe.eval.commands, trained, out / "eval-after")
+
+
+def measure(commands: list[str], model: Path, answers: Path) -> None:
+    """Run each command on `model` and keep its JSON document as answers/<number>-<name>.json."""
+    answers.mkdir(exist_ok=True)
+    for number, command in enumerate(commands, 1):
+        name, *rest = shlex.split(command)
+        terminal.say("evaluating " + escape(f"{model.name}: {command}"))
+        line = [sys.executable, "-m", "ctxext", "eval", name, str(model), *rest, "--json"]
+        ran = subprocess.run(line, capture_output=True, text=True)
+        if ran.returncode:
+            raise CtxextError(
+                f"the evaluation {command!r} failed: {ran.stderr.strip()[-500:]}",
+                hint="mend eval.commands in the recipe; with --resume the training itself isn't repeated",
+            )
+        (answers / f"{number}-{name}.json").write_text(ran.stdout)

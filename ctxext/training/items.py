@@ -1,0 +1,120 @@
+"""From blocks to what the Trainer reads: item k is a pure function of the seed, k and the blocks.
+
+So a run that was killed and resumed reads the same tokens at the same positions, on any number of processes, and
+positions are redrawn every time that a block comes round again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from ctxext.errors import CtxextError
+
+from .loss import IGNORE
+from .positions import Chunk, draw, flatten
+from .recipe import PositionSpec
+
+
+def make_item(
+    row: dict[str, Any], spec: PositionSpec, rng: random.Random, length: int, target: int
+) -> dict[str, list[int]]:
+    """One sequence of `length` tokens: input_ids, labels, and where they are needed positions and a mask.
+
+    Skipped windows come with an all-ones mask, which tells transformers that they are one document. Packed ones
+    come with positions that start again at 0 and no mask, which tells it that they are several.
+    """
+    ids = list(row["input_ids"])
+    if spec.kind == "plain":
+        labels = list(ids)
+        if list(row["starts"]) == [0] and row["filled"] == len(ids):
+            return {"input_ids": ids, "labels": labels}
+        return {"input_ids": ids, "labels": labels, "position_ids": _restarts(row, labels)}
+    chunks = draw(spec, rng, length, target)
+    if len(ids) > length:  # skipped text: the block is as long as the target
+        ids, labels = _skipped(ids, chunks, rng, length)
+    else:
+        labels = list(ids)
+    return {"input_ids": ids, "labels": labels, "position_ids": flatten(chunks), "attention_mask": [1] * length}
+
+
+def _restarts(row: dict[str, Any], labels: list[int]) -> list[int]:
+    """Positions of a packed block; no document predicts the first token of the next, nor padding anything."""
+    positions: list[int] = []
+    edges = [*row["starts"], row["filled"], len(labels)]
+    for start, end in itertools.pairwise(edges):
+        positions += range(end - start)
+    for start in row["starts"]:
+        labels[start] = IGNORE
+    labels[row["filled"] :] = [IGNORE] * (len(labels) - row["filled"])
+    return positions
+
+
+def _skipped(ids: list[int], chunks: list[Chunk], rng: random.Random, length: int) -> tuple[list[int], list[int]]:
+    if len(chunks) == 1:
+        start = rng.randint(0, len(ids) - length)
+        return ids[start : start + length], ids[start : start + length]
+    kept, labels = [], []
+    for before, (position, size) in zip([None, *chunks], chunks, strict=False):
+        piece = ids[position : position + size]
+        kept += piece
+        follows = before is not None and before.position + before.size == position
+        # What stands before a skip says nothing about what comes right after it.
+        labels += piece if before is None or follows else [IGNORE, *piece[1:]]
+    return kept, labels
+
+
+class Blocks(Dataset):
+    """`items` items from a dataset of blocks, reshuffled each time round."""
+
+    def __init__(self, blocks: Any, spec: PositionSpec, length: int, target: int, seed: int, items: int):
+        self.blocks, self.spec, self.seed = blocks, spec, seed
+        self.length, self.target, self.items = length, target, items
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self.items
+
+    def __getitem__(self, k: int) -> dict[str, list[int]]:
+        epoch, i = divmod(k, len(self.blocks))
+        if self._order[0] != epoch:
+            order = list(range(len(self.blocks)))
+            random.Random(f"{self.seed}/order/{epoch}").shuffle(order)
+            self._order = (epoch, order)
+        row = self.blocks[self._order[1][i]]
+        return make_item(row, self.spec, random.Random(f"{self.seed}/{k}"), self.length, self.target)
+
+
+class Stream(IterableDataset):
+    """Items from a streamed dataset of blocks, begun again, with another shuffle, when it ends."""
+
+    def __init__(self, blocks: Any, spec: PositionSpec, length: int, target: int, seed: int):
+        self.blocks, self.spec, self.seed = blocks, spec, seed
+        self.length, self.target = length, target
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        k = epoch = 0
+        while True:
+            self.blocks.set_epoch(epoch)
+            before = k
+            for row in self.blocks:
+                yield make_item(row, self.spec, random.Random(f"{self.seed}/{k}"), self.length, self.target)
+                k += 1
+            if k == before:
+                raise CtxextError(
+                    "the stream has no document as long as a block", hint="make data.length shorter, or pack"
+                )
+            epoch += 1
+
+
+def collate(items: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Items as one batch, int64 (sequences, tokens). If any has positions, all get them."""
+    keys = {key for item in items for key in item}
+    if "position_ids" in keys:
+        items = [{"position_ids": list(range(len(item["input_ids"]))), **item} for item in items]
+    return {key: torch.tensor([item[key] for item in items]) for key in sorted(keys)}
