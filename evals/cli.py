@@ -1,4 +1,4 @@
-"""`ctxext eval ppl` and `ctxext eval passkey`: parse, load, measure, print, draw."""
+"""`ctxext eval`: parse, load, measure, print, draw. The other commands of the group are in `cli_tasks.py`."""
 
 from __future__ import annotations
 
@@ -8,75 +8,37 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
-from ctxext.errors import UsageError
-from ctxext.options import Existing, Json, Model, OptionalMethod, Set, TrainedLength, parse_settings
+from ctxext.options import Existing, Json, Model, OptionalMethod, Set, TrainedLength
+
+from . import cli_tasks
+from .cli_options import (
+    Attention,
+    Crop,
+    Data,
+    Factor,
+    Lengths,
+    ModelDtype,
+    Out,
+    Plot,
+    Resume,
+    Seed,
+    data_of,
+    finish,
+    haystack_of,
+    identity,
+    name_of,
+    parse_lengths,
+    subject_of,
+)
 
 app = typer.Typer(
     help="Measure a model at long context. Every figure comes with its crop control: the unpatched model "
     "reading only its last trained-length tokens.",
     no_args_is_help=True,
 )
-
-Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length, with --method.")]
-Lengths = Annotated[
-    str | None, typer.Option(help="Tokens, such as 2048,8192. Default: half the trained length up to the target.")
-]
-Data = Annotated[
-    list[Path] | None,
-    typer.Option(help="Text file, folder or .jsonl (repeatable). `tiny` brings a text of its own."),
-]
-ModelDtype = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
-Attention = Annotated[str, typer.Option(help="Attention implementation: sdpa, eager, flash_attention_2 ...")]
-Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write the JSON document to this file.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw the result to this PNG or SVG.")]
-Crop = Annotated[bool, typer.Option("--crop/--no-crop", help="Measure the crop control too.")]
-Seed = Annotated[int, typer.Option(help="Draws keys, and resamples documents for intervals.")]
-
-
-def parse_lengths(text: str | None, trained: int, target: int) -> list[int]:
-    """`2048,8192` or `2k,8k` as tokens; without it half the trained length, doubling up to twice or the target."""
-    if text is None:
-        top, lengths = max(target, 2 * trained), [trained // 2]
-        while lengths[-1] * 2 <= top:
-            lengths.append(lengths[-1] * 2)
-        return lengths
-    try:
-        found = [int(float(p[:-1]) * 1024) if p[-1:] in "kK" and p else int(p) for p in text.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"--lengths {text!r} is not a list of tokens", hint="for example --lengths 2048,8192"
-        ) from None
-    if min(found) < 2:
-        raise UsageError(f"--lengths {text!r}: a length must be at least 2 tokens")
-    return sorted(set(found))
-
-
-def _subject(model: str, method: str | None, factor: float, settings: list[str] | None, **more: Any):
-    from .models import load
-
-    if method is None and settings:
-        raise UsageError("--set needs --method")
-    return load(model, method=method, factor=factor, params=parse_settings(settings), **more)
-
-
-def _data(model: str, data: list[Path] | None) -> list[Path]:
-    if data:
-        return data
-    if model == "tiny":
-        from .models import TINY_TEXTS
-
-        return TINY_TEXTS
-    raise UsageError("no text to measure on", hint="--data PATH, a text file or a folder of them")
-
-
-def _finish(document: dict[str, Any], out: Path | None, json: bool) -> None:
-    from . import results
-
-    if out:
-        results.write_json(out, document)
-        terminal.say(f"written to {out}")
-    if json:
-        print(results.dumps(document))
+app.command("longppl")(cli_tasks.longppl)
+app.command("ruler")(cli_tasks.ruler)
+app.command("lm-eval")(cli_tasks.lm_eval)
 
 
 @app.command()
@@ -99,6 +61,12 @@ def ppl(
     aggregation: Annotated[
         str, typer.Option(help="With --stride: token (weighted) or window (as YaRN).")
     ] = "window",
+    prefill: Annotated[
+        int | None, typer.Option(help="Read texts so many tokens at a time, if activations don't fit.", min=1)
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier --out: also print the paired difference to it.")
+    ] = None,
     dtype: ModelDtype = "auto",
     attention: Attention = "sdpa",
     trained_length: TrainedLength = None,
@@ -111,9 +79,9 @@ def ppl(
     """Perplexity by length and by position, from one prefill per document."""
     from . import perplexity, plots, results, text
 
-    chosen = _data(model, data)
+    chosen = data_of(model, data)
     more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
-    subject = _subject(model, method, factor, settings, **more)
+    subject = subject_of(model, method, factor, settings, **more)
     asked = parse_lengths(lengths, subject.trained_length, subject.schedule.max_length)
     bos = text.bos_id(subject.tokenizer)
     if stride is not None:
@@ -127,7 +95,7 @@ def ppl(
     else:
         found = text.documents(chosen, subject.tokenizer, max(asked), documents)
         common = {"bucket": bucket, "bos": bos, "seed": seed}
-        curve = perplexity.prefix_curve(subject.model, found.ids, asked, **common)
+        curve = perplexity.prefix_curve(subject.model, found.ids, asked, prefill=prefill, **common)
         measured = {k: getattr(curve, k) for k in ("rows", "buckets", "settings")}
         measured["per_document"] = curve.documents
         if crop and max(asked) > subject.trained_length:
@@ -146,15 +114,17 @@ def ppl(
         documents=found.names,
         **{k: measured[k] for k in ("buckets", "control", "per_document") if k in measured},
     )
+    if against:
+        document["against"] = perplexity.paired(document, results.read_json(against), seed=seed)
     if not json:
         _print_ppl(document)
     if plot:
         _plot_ppl(document, plot, plots)
-    _finish(document, out, json)
+    finish(document, out, json)
 
 
 def _print_ppl(document: dict[str, Any]) -> None:
-    name = document["model"] + ("" if not document["schedule"] else f" {document['schedule']['method']}")
+    name = name_of(document)
     control = document.get("control", {})
     parts = [("perplexity by length", document["results"], control.get("rows"), lambda r: f"{r['length']:,}")]
     if "buckets" in document:
@@ -170,6 +140,11 @@ def _print_ppl(document: dict[str, Any]) -> None:
             table.append(cells)
         columns = ["tokens in context" if "length" in title else "position", "scored", "ppl", "95 %"]
         terminal.print_table(f"{name}: {title}", columns + (["crop", "against crop"] if against else []), table)
+
+    for row in document.get("against", {}).get("buckets", []):
+        interval = "" if row["low"] is None else f" ({row['low']:+.4f} to {row['high']:+.4f})"
+        place = f"{row['start']:,}-{row['end']:,}"
+        terminal.say(f"{place} against {document['against']['model']}: {row['difference']:+.4f} nats{interval}")
 
 
 def _verdict(ppl_value: float, control: float) -> str:
@@ -202,6 +177,15 @@ def passkey(
     generate: Annotated[
         bool, typer.Option("--generate", help="Score by greedy generation (slower, equal).")
     ] = False,
+    preset: Annotated[
+        str | None, typer.Option(help="A published form: landmark, yarn, pose, longlora or ruler.")
+    ] = None,
+    haystack: Annotated[Path | None, typer.Option(help="Text file or folder to use as filler.")] = None,
+    distractors: Annotated[int, typer.Option(help="Other keys in each prompt.", min=0)] = 0,
+    reuse: Annotated[
+        bool | None, typer.Option("--reuse/--no-reuse", help="Share prefills; by default where it is exact.")
+    ] = None,
+    resume: Resume = None,
     dtype: ModelDtype = "auto",
     attention: Attention = "sdpa",
     trained_length: TrainedLength = None,
@@ -216,11 +200,13 @@ def passkey(
     from . import plots, results
 
     more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
-    subject = _subject(model, method, factor, settings, **more)
+    subject = subject_of(model, method, factor, settings, **more)
     asked = parse_lengths(lengths, subject.trained_length, subject.schedule.max_length)
     places = [i / (depths - 1) for i in range(depths)] if depths > 1 else [0.5]
     common = {"depths": places, "trials": trials, "seed": seed, "batch_size": batch_size}
-    result = measure.passkey(subject.model, subject.tokenizer, asked, generate=generate, **common)
+    common |= {"preset": preset, "haystack": haystack_of(haystack), "distractors": distractors}
+    common |= {"resume": resume, "identity": identity(subject)}
+    result = measure.passkey(subject.model, subject.tokenizer, asked, generate=generate, reuse=reuse, **common)
     further: dict[str, Any] = {"lengths": result.lengths}
     if crop and max(asked) > subject.trained_length:
         with subject.as_trained():
@@ -245,11 +231,11 @@ def passkey(
         )
         figure = plots.passkey_heatmap(panels, trained_length=subject.trained_length, title=subject.name)
         plots.save(figure, plot)
-    _finish(document, out, json)
+    finish(document, out, json)
 
 
 def _print_passkey(document: dict[str, Any]) -> None:
-    name = document["model"] + ("" if not document["schedule"] else f" {document['schedule']['method']}")
+    name = name_of(document)
     control = document.get("control", {}).get("lengths")
     places = document["settings"]["depths"]
     table = []

@@ -2,19 +2,22 @@
 
 A cell is one variant (unpatched, a method at a factor, or the crop control) under one measurement. Each is a
 result document of its own in a folder; a cell whose file is there already isn't run again, so a comparison that
-was killed goes on where it stopped, and a method can be added later.
+was killed goes on where it stopped, and a method can be added later. Several processes may share a folder: each
+takes cells that no other is working on, by a lock that ends with its process.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import passkey, perplexity, results
+from . import passkey, perplexity, results, ruler
 from .models import Subject
 
 CROP = "crop control"
@@ -37,12 +40,50 @@ def _slug(label: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in label)
 
 
-class Cells:
-    """The cells of one comparison, kept as JSON files in `folder`."""
+@contextmanager
+def claim(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock beside `path`; False (without waiting) if another process has it. A killed process frees
+    it."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows: one process then
+        yield True
+        return
+    lock = path.with_name(f".{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
-    def __init__(self, subject: Subject, folder: Path, *, on_cell: Callable[[str], None] = lambda _: None):
+
+@dataclass(frozen=True)
+class _Cell:
+    variant: Variant
+    measurement: str
+    path: Path
+    asked: dict
+    run: Callable[[Any], Any]
+
+
+class Cells:
+    """The cells of one comparison, kept as JSON files in `folder`. `extra`: settings that make a cell another
+    one."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        folder: Path,
+        *,
+        extra: dict[str, Any] | None = None,
+        on_cell: Callable[[str], None] = lambda _: None,
+    ):
         self.subject = subject
         self.folder = folder
+        self._extra = extra or {}
         self._on_cell = on_cell
 
     def ppl(
@@ -59,21 +100,28 @@ class Cells:
         trained = self.subject.trained_length
         common = {"bucket": bucket, "bos": bos}
         asked = {"lengths": list(lengths), **common, "data": docs.sha256, "documents": docs.names}
-        found = {}
+        cells = []
         if max(lengths) > trained:
-            found[CROP] = self._cell(
-                Variant(CROP),
-                "ppl",
-                asked | {"stride": crop_stride},
-                lambda model: perplexity.crop_control(
-                    model, docs.ids, lengths, trained, stride=crop_stride, **common
-                ),
+            cells.append(
+                self._cell(
+                    Variant(CROP),
+                    "ppl",
+                    asked | {"stride": crop_stride},
+                    lambda model: perplexity.crop_control(
+                        model, docs.ids, lengths, trained, stride=crop_stride, **common
+                    ),
+                )
             )
         for variant in variants:
-            found[variant.label] = self._cell(
-                variant, "ppl", asked, lambda model: perplexity.prefix_curve(model, docs.ids, lengths, **common)
+            cells.append(
+                self._cell(
+                    variant,
+                    "ppl",
+                    asked,
+                    lambda model: perplexity.prefix_curve(model, docs.ids, lengths, **common),
+                )
             )
-        return found
+        return self._measured(cells)
 
     def passkey(
         self,
@@ -83,46 +131,82 @@ class Cells:
         depths: Sequence[float],
         trials: int,
         batch: int,
+        distractors: int = 0,
     ) -> dict[str, dict]:
         """Passkey documents by label, the crop control among them under CROP."""
-        trained = self.subject.trained_length
         asked = {"lengths": list(lengths), "depths": list(depths), "trials": trials}
-        common = {"depths": depths, "trials": trials, "batch_size": batch}
+        asked |= {"distractors": distractors} if distractors else {}
+        common = {"depths": depths, "trials": trials, "batch_size": batch, "distractors": distractors}
 
         def measure(crop: int | None) -> Callable[[Any], Any]:
             return lambda model: passkey.passkey(model, self.subject.tokenizer, lengths, crop=crop, **common)
 
-        found = {}
-        if max(lengths) > trained:
-            found[CROP] = self._cell(Variant(CROP), "passkey", asked, measure(trained))
-        for variant in variants:
-            found[variant.label] = self._cell(variant, "passkey", asked, measure(None))
-        return found
+        return self._measured(self._with_control(variants, "passkey", asked, lengths, measure))
 
-    def _cell(self, variant: Variant, measurement: str, asked: dict, run: Callable[[Any], Any]) -> dict:
-        """The stored document of this cell, or a fresh one."""
+    def ruler(
+        self,
+        variants: Iterable[Variant],
+        lengths: Sequence[int],
+        *,
+        tasks: Sequence[str],
+        samples: int,
+        example: bool,
+    ) -> dict[str, dict]:
+        """Documents of RULER-type tasks by label, the crop control among them under CROP."""
+        common = {"tasks": list(tasks), "samples": samples, "example": example}
+
+        def measure(crop: int | None) -> Callable[[Any], Any]:
+            return lambda model: ruler.ruler(model, self.subject.tokenizer, lengths, crop=crop, **common)
+
+        asked = {"lengths": list(lengths), **common}
+        return self._measured(self._with_control(variants, "ruler", asked, lengths, measure))
+
+    def _with_control(self, variants, measurement, asked, lengths, measure) -> list[_Cell]:
+        trained = self.subject.trained_length
+        cells = []
+        if max(lengths) > trained:
+            cells.append(self._cell(Variant(CROP), measurement, asked, measure(trained)))
+        return cells + [self._cell(variant, measurement, asked, measure(None)) for variant in variants]
+
+    def _cell(self, variant: Variant, measurement: str, asked: dict, run: Callable[[Any], Any]) -> _Cell:
+        asked = asked | self._extra
         key = {"model": self.subject.name, "variant": variant.__dict__, "asked": asked}
         digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:8]
         path = self.folder / f"{measurement}-{_slug(variant.label)}-{digest}.json"
-        if path.is_file():
-            return results.read_json(path)
-        self._on_cell(f"{measurement}, {variant.label}")
+        return _Cell(variant, measurement, path, asked, run)
+
+    def _measured(self, cells: list[_Cell]) -> dict[str, dict]:
+        """The stored or fresh document of each cell: first those that nobody is working on, then what is left."""
+        rank = int(os.environ.get("RANK", "0"))
+        start = rank * len(cells) // max(1, int(os.environ.get("WORLD_SIZE", "1")))
+        for wait in (False, True):
+            for cell in [*cells[start:], *cells[:start]]:
+                if cell.path.is_file():
+                    continue
+                with claim(cell.path, wait=wait) as mine:
+                    if mine and not cell.path.is_file():
+                        self._run(cell)
+        for cell in cells:
+            cell.path.with_name(f".{cell.path.name}.lock").unlink(missing_ok=True)
+        return {cell.variant.label: results.read_json(cell.path) for cell in cells}
+
+    def _run(self, cell: _Cell) -> None:
+        self._on_cell(f"{cell.measurement}, {cell.variant.label}")
         self.subject.unpatch()
-        if variant.method:
-            self.subject.patch(variant.method, variant.factor, **variant.params)
-        measured = run(self.subject.model)
+        if cell.variant.method:
+            self.subject.patch(cell.variant.method, cell.variant.factor, **cell.variant.params)
+        measured = cell.run(self.subject.model)
         more = {k: getattr(measured, k) for k in ("buckets", "lengths") if hasattr(measured, k)}
         if hasattr(measured, "documents"):
             more["per_document"] = measured.documents
         document = results.result_document(
             self.subject.name,
             self.subject.description(),
-            measured.settings | {"trained_length": self.subject.trained_length, "asked": asked},
+            measured.settings | {"trained_length": self.subject.trained_length, "asked": cell.asked},
             measured.rows,
             model=self.subject.model,
-            variant=variant.label,
+            variant=cell.variant.label,
             **more,
         )
-        results.write_json(path, document)
+        results.write_json(cell.path, document)
         self.subject.unpatch()
-        return document

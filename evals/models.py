@@ -74,14 +74,18 @@ def load(
 ) -> Subject:
     """Load MODEL with its tokenizer, and patch it if a method is given.
 
-    dtype "auto" takes the checkpoint's own. Raises CtxextError as `ctxext.load` and `ctxext.patch` do.
+    dtype "auto" takes the checkpoint's own. On a machine with CUDA devices the model goes to the one of this
+    process (LOCAL_RANK). Raises CtxextError as `ctxext.load` and `ctxext.patch` do.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    import torch
     from transformers import AutoTokenizer
 
     folder: Path = resolve(model)
     loaded = ctxext.load(folder, dtype=dtype, attn_implementation=attention).eval()
+    if torch.cuda.is_available():
+        loaded.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     patched = ctxext.schedule_of(loaded)
     schedule = patched or hf_config.read_schedule(loaded.config.to_dict(), trained_length)

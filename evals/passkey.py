@@ -31,7 +31,7 @@ from .head import CHUNK, inference, token_scores
 from .prefix import PrefixScorer, why_not
 from .presets import PresetBuilder
 from .prompt_builder import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
-from .results import append_jsonl, read_jsonl
+from .results import append_jsonl, resume_jsonl
 from .stats import wilson
 from .text import bos_id
 
@@ -45,10 +45,10 @@ class PasskeyResult:
 
     A row: {"length", "depth", "trials", "correct", "accuracy", "low", "high" (95 % Wilson), "logprob" (mean over
     trials of the whole key's, in nats), "rank" (median over trials of the worst rank of a key's token; 1 = found),
-    "depth_tokens" (mean)}, and with `crop` also "visible": the share of trials whose needle is inside the crop, with
-    distractors "margin" (mean log-probability of the key above that of the likeliest other key, in nats), and with a
-    preset "tokens" (mean, what the preset's own length control came to).
-    Pooled rows lack "depth" and "depth_tokens".
+    "depth_tokens" (mean)}, and with `crop` also "visible": the share of trials whose needle is inside the crop,
+    with distractors "margin" (mean log-probability of the key above that of the likeliest other key, in nats), and
+    with a preset "tokens" (mean, what the preset's own length control came to). Pooled rows lack "depth" and
+    "depth_tokens".
     """
 
     rows: list[dict]
@@ -105,7 +105,7 @@ class _Done:
 
     def __init__(self, path: str | Path | None, settings: dict):
         self._path, self._of = path, json.dumps(settings, sort_keys=True, default=str)
-        rows = read_jsonl(path) if path is not None and Path(path).is_file() else []
+        rows = resume_jsonl(path)
         self.found = {(r["length"], r["depth"]): r["outcomes"] for r in rows if r["settings"] == self._of}
 
     def add(self, length: int, depth: float, outcomes: list[dict]) -> None:
@@ -174,7 +174,11 @@ def passkey(
         "scoring": "generate" if generate else "teacher-forced",
     }
     if preset is not None or haystack is not None or distractors:
-        settings |= {"preset": preset, "haystack_characters": haystack and len(haystack), "distractors": distractors}
+        settings |= {
+            "preset": preset,
+            "haystack_characters": haystack and len(haystack),
+            "distractors": distractors,
+        }
     possible = batch_size == 1 and crop is None and not generate
     if reuse and not possible:
         raise UsageError("reuse takes one prompt at a time, whole and teacher-forced")

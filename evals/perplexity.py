@@ -29,7 +29,16 @@ from .prefix import chunked_nll, length_dependent
 from .sliding import sliding_window
 from .stats import bootstrap_interval, paired_difference, perplexity
 
-__all__ = ["Curve", "compare", "crop_control", "crop_nll", "length_dependent", "prefix_curve", "sliding_window"]
+__all__ = [
+    "Curve",
+    "compare",
+    "crop_control",
+    "crop_nll",
+    "length_dependent",
+    "paired",
+    "prefix_curve",
+    "sliding_window",
+]
 
 Documents = Sequence[Sequence[int]]
 PLACE = ("length", "start", "end", "tokens")
@@ -269,3 +278,21 @@ def compare(curve: Curve, baseline: Curve, *, seed: int = 0) -> dict[str, list[d
             for column, place in enumerate(places)
         ]
     return answer
+
+
+def paired(document: dict, baseline: dict, *, seed: int = 0) -> dict:
+    """`compare` of two stored result documents of `prefix_curve`, {"model", "lengths", "buckets"}.
+
+    Raises UsageError if they weren't measured on the same texts at the same lengths and buckets.
+    """
+    for name in ("per_document", "buckets"):
+        if name not in document or name not in baseline:
+            raise UsageError("a paired difference needs two documents of `ctxext eval ppl`, without --stride")
+    same = [d["settings"].get("data_sha256") for d in (document, baseline)]
+    if same[0] != same[1] or document.get("documents") != baseline.get("documents"):
+        raise UsageError(
+            "the two were measured on different texts", hint="give both the same --data and --documents"
+        )
+    curves = [Curve(d["results"], d["buckets"], d["per_document"], d["settings"]) for d in (document, baseline)]
+    label = (baseline.get("schedule") or {}).get("method", "unpatched")
+    return {"model": f"{baseline['model']} {label}", **compare(*curves, seed=seed)}

@@ -136,3 +136,16 @@ def read_jsonl(path: str | Path) -> list[Any]:
     """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+
+def resume_jsonl(path: str | Path | None) -> list[Any]:
+    """The rows of a JSONL file that is about to be continued; [] if there is none.
+
+    A torn last line, left by a kill, is cut off the file, so that what is appended starts on a line of its own.
+    """
+    if path is None or not Path(path).is_file():
+        return []
+    with open(path, "r+b") as file:
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
+    return read_jsonl(path)

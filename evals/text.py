@@ -17,7 +17,7 @@ SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 
 @dataclass(frozen=True)
 class Text:
-    """One text and where it came from: a path, or `path:line` for a line of a jsonl file."""
+    """One text and where it came from: a file's name, its path within the folder given, or `name:line` of a jsonl."""
 
     name: str
     text: str
@@ -58,7 +58,7 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _jsonl(path: Path) -> list[Text]:
+def _jsonl(path: Path, name: str) -> list[Text]:
     texts = []
     for number, line in enumerate(_read(path).splitlines(), start=1):
         if not line.strip():
@@ -72,18 +72,46 @@ def _jsonl(path: Path) -> list[Text]:
             ) from error
         if not isinstance(text, str):
             raise CtxextError(f'{path}:{number}: "text" is {type(text).__name__}, not a string')
-        texts.append(Text(f"{path}:{number}", text))
+        texts.append(Text(f"{name}:{number}", text))
     return texts
+
+
+def _from_datasets(name: str) -> list[Text]:
+    """The texts of `hf:NAME[:SPLIT[:COLUMN]]`: a data set of `datasets`, split "test" and column "text" by
+    default."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise CtxextError("data set names need the package datasets", hint="pip install 'ctxext[eval]'") from error
+    path, *rest = name.removeprefix("hf:").split(":")
+    split, column = (*rest, *("test", "text")[len(rest) :])[:2]
+    try:
+        rows = datasets.load_dataset(path, split=split)
+    except Exception as error:  # whatever it raises, the name is the reason
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise CtxextError(f"datasets can't load {path!r}, split {split!r}: {reason}") from error
+    if column not in rows.column_names:
+        raise CtxextError(
+            f"{path!r} has no column {column!r}",
+            hint=f"name one of {', '.join(rows.column_names)} as hf:NAME:SPLIT:COLUMN",
+        )
+    return [Text(f"{name}:{number}", text) for number, text in enumerate(rows[column])]
 
 
 def load_texts(paths: str | Path | Iterable[str | Path]) -> list[Text]:
     """The texts of files and, recursively, of folders, in sorted order; a whole file (or jsonl line) is one text.
 
+    `hf:NAME[:SPLIT[:COLUMN]]` is a data set of `datasets`, one text per row.
+
     Raises UsageError for a missing path and CtxextError for one with nothing to read.
     """
     paths = [paths] if isinstance(paths, (str, Path)) else list(paths)
     texts: list[Text] = []
-    for path in map(Path, paths):
+    for given in paths:
+        if str(given).startswith("hf:"):
+            texts += _from_datasets(str(given))
+            continue
+        path = Path(given)
         if path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
             if not files:
@@ -93,13 +121,15 @@ def load_texts(paths: str | Path | Iterable[str | Path]) -> list[Text]:
         else:
             raise UsageError(f"{path} doesn't exist", hint="give --data a text file or a folder of them")
         for file in files:
-            texts += _jsonl(file) if file.suffix == ".jsonl" else [Text(str(file), _read(file))]
+            # Without where the folder lies on this machine: names go into results that others read.
+            name = str(file.relative_to(path)) if path.is_dir() else file.name
+            texts += _jsonl(file, name) if file.suffix == ".jsonl" else [Text(name, _read(file))]
     if not any(text.text.strip() for text in texts):
         raise CtxextError(f"no text in {', '.join(map(str, paths))}")
     return texts
 
 
-def _digest(texts: Iterable[Text]) -> str:
+def digest(texts: Iterable[Text]) -> str:
     """sha256 of the texts in order, each preceded by its length so that boundaries count; names don't."""
     digest = hashlib.sha256()
     for text in texts:
@@ -162,4 +192,4 @@ def documents(
             f"{len(encoded)} of {len(texts)} texts are long enough, the longest has {longest[1]} tokens",
             hint=f"give more text, or ask for {len(found)} documents",
         )
-    return TokenDocuments([ids for _, ids in found], [name for name, _ in found], _digest(texts))
+    return TokenDocuments([ids for _, ids in found], [name for name, _ in found], digest(texts))

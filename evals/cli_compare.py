@@ -1,0 +1,53 @@
+"""`ctxext compare`: a thin command over `comparison.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ctxext import terminal
+from ctxext.options import Json, Model, TrainedLength
+
+from .cli_options import Attention, Data, Factor, Lengths, ModelDtype, data_of, emit, parse_lengths
+
+
+def compare(
+    model: Model,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated, options after colons: pi,ntk,yarn:beta_fast=16.")
+    ] = "pi,ntk,yarn",
+    factor: Factor = 4.0,
+    lengths: Lengths = None,
+    data: Data = None,
+    suite: Annotated[str, typer.Option(help="quick, report, or a YAML file of your own.")] = "quick",
+    budget: Annotated[
+        str | None, typer.Option(help="Time to fit into, such as 10m; says what it drops for that.")
+    ] = None,
+    dtype: ModelDtype = "auto",
+    attention: Attention = "sdpa",
+    trained_length: TrainedLength = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Folder for report.html, rows.csv and the cells.")
+    ] = Path("report"),
+    json: Json = False,
+) -> None:
+    """Compare methods on one model, each against cropping: table, HTML report, CSV and JSONL. Resumable."""
+    from . import comparison
+    from .budget import parse_budget
+    from .models import load
+    from .suite import read_suite
+
+    variants = comparison.parse_methods(methods, factor)
+    chosen, limit = read_suite(suite), parse_budget(budget) if budget else None
+    paths = data_of(model, data)
+    subject = load(model, dtype=dtype, attention=attention, trained_length=trained_length)
+    target = round(subject.trained_length * factor)
+    asked = parse_lengths(lengths, subject.trained_length, target)
+    answer = comparison.run(subject, variants, asked, chosen, paths, out, limit=limit)
+    if json:
+        emit(answer)
+        return
+    comparison.show(answer)
+    terminal.say(f"report: {out / 'report.html'}; rows: {out / 'rows.csv'}, {out / 'rows.jsonl'}")

@@ -1,0 +1,233 @@
+"""`ctxext eval longppl`, `ruler` and `lm-eval`: thin commands, heavy imports inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctxext import terminal
+from ctxext.errors import CtxextError, UsageError
+from ctxext.options import Existing, Json, Model, OptionalMethod, Set, TrainedLength
+
+from .cli_options import (
+    Attention,
+    Crop,
+    Data,
+    Factor,
+    Lengths,
+    ModelDtype,
+    Out,
+    Resume,
+    Seed,
+    data_of,
+    emit,
+    finish,
+    haystack_of,
+    identity,
+    name_of,
+    parse_lengths,
+    subject_of,
+)
+
+
+def longppl(
+    model: Model,
+    data: Data = None,
+    length: Annotated[int | None, typer.Option(help="Read the first tokens of each text; default all.")] = None,
+    method: OptionalMethod = None,
+    factor: Factor = 4.0,
+    settings: Set = None,
+    documents: Annotated[int | None, typer.Option(help="How many texts; default all.", min=1)] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Model that says which tokens are key; default the model itself.")
+    ] = None,
+    short: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the short context; default 4096 or half the trained length.", min=2),
+    ] = None,
+    bucket: Annotated[int | None, typer.Option(help="Tokens per position bucket of the context gain.")] = None,
+    dtype: ModelDtype = "auto",
+    attention: Attention = "sdpa",
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
+    seed: Seed = 0,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Perplexity of the tokens that need the long context, and what the context gains by position."""
+    from . import longppl as measure
+    from . import models, results, text
+
+    texts = text.load_texts(data_of(model, data))[:documents]
+    more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
+    subject = subject_of(model, method, factor, settings, **more)
+    other = models.load(judge, dtype=dtype, attention=attention) if judge else None
+    theirs = {} if other is None else {
+        "judge": other.model,
+        "judge_tokenizer": other.tokenizer,
+        "judge_bos": text.bos_id(other.tokenizer),
+    }  # fmt: skip
+    found = measure.longppl(
+        subject.model,
+        subject.tokenizer,
+        texts,
+        length=length,
+        short=short or min(measure.SHORT, subject.trained_length // 2),
+        bucket=bucket,
+        bos=text.bos_id(subject.tokenizer),
+        seed=seed,
+        **theirs,
+    )
+    row = {k: getattr(found, k) for k in ("longppl", "low", "high", "key_tokens", "tokens", "ppl")}
+    document = results.result_document(
+        subject.name,
+        subject.description(),
+        found.settings | {"judge": "itself" if other is None else other.name},
+        [row],
+        model=subject.model,
+        data_sha256=text.digest(texts),
+        gains=found.gains,
+        per_document=found.documents,
+    )
+    if not json:
+        shown = "no key tokens" if found.longppl is None else f"LongPPL {found.longppl:.3f}"
+        title = (
+            f"{name_of(document)}: {shown} on {found.key_tokens:,} of {found.tokens:,} tokens; ppl {found.ppl:.3f}"
+        )
+        table = [
+            [f"{g['start']:,}-{g['end']:,}", *(f"{g[k]:.4f}" for k in ("short", "full")), f"{g['gain']:+.4f}"]
+            for g in found.gains
+        ]
+        terminal.print_table(title, ["position", "nll, short context", "nll, all of it", "context gain"], table)
+    finish(document, out, json)
+
+
+def ruler(
+    model: Model,
+    lengths: Lengths = None,
+    tasks: Annotated[str | None, typer.Option(help="Comma-separated; default the seven that need least.")] = None,
+    method: OptionalMethod = None,
+    factor: Factor = 4.0,
+    settings: Set = None,
+    samples: Annotated[int, typer.Option(help="Samples per task and length.", min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(help="Prompts per generation.", min=1)] = 1,
+    haystack: Annotated[Path | None, typer.Option(help="Text file or folder for the essay tasks.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example/--no-example", help="One-shot examples of vt and cwe.")
+    ] = True,
+    threshold: Annotated[float, typer.Option(help="Percent that a length must exceed to be effective.")] = 85.6,
+    crop: Crop = True,
+    resume: Resume = None,
+    dtype: ModelDtype = "auto",
+    attention: Attention = "sdpa",
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
+    seed: Seed = 0,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """RULER-type tasks at exact lengths, made on the spot, and the effective length."""
+    from . import results
+    from . import ruler as measure
+
+    more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
+    subject = subject_of(model, method, factor, settings, **more)
+    asked = parse_lengths(lengths, subject.trained_length, subject.schedule.max_length)
+    chosen = tuple(tasks.split(",")) if tasks else measure.DEFAULT_TASKS
+    common: dict[str, Any] = {"tasks": chosen, "samples": samples, "seed": seed, "batch_size": batch_size}
+    common |= {"haystack": haystack_of(haystack), "example": example, "threshold": threshold}
+    common |= {"resume": resume, "identity": identity(subject)}
+    found = measure.ruler(subject.model, subject.tokenizer, asked, **common)
+    further: dict[str, Any] = {"lengths": found.lengths, "effective_length": found.effective}
+    if crop and max(asked) > subject.trained_length:
+        with subject.as_trained():
+            control = measure.ruler(subject.model, subject.tokenizer, asked, crop=subject.trained_length, **common)
+        further["control"] = {"rows": control.rows, "lengths": control.lengths}
+    document = results.result_document(
+        subject.name,
+        subject.description(),
+        found.settings | {"trained_length": subject.trained_length},
+        found.rows,
+        model=subject.model,
+        **further,
+    )
+    if not json:
+        _print_ruler(document)
+    finish(document, out, json)
+
+
+def _print_ruler(document: dict[str, Any]) -> None:
+    control = {(r["task"], r["length"]): r for r in document.get("control", {}).get("rows", [])}
+    table = []
+    for row in document["results"]:
+        line = [row["task"], f"{row['length']:,}", row["samples"], f"{row['score']:.0%}"]
+        line.append(f"{row['low']:.0%}-{row['high']:.0%}")
+        table.append(line + ([f"{control[row['task'], row['length']]['score']:.0%}"] if control else []))
+    table += [
+        ["mean", f"{r['length']:,}", "", f"{r['score']:.0%}", ""] + [""] * bool(control)
+        for r in document["lengths"]
+    ]
+    effective = document["effective_length"]
+    title = f"{name_of(document)}: effective length {f'{effective:,}' if effective else 'none'}"
+    columns = ["task", "tokens", "samples", "score", "95 %"] + (["crop"] if control else [])
+    terminal.print_table(title, columns, table)
+
+
+def lm_eval(
+    model: Model,
+    tasks: Annotated[str, typer.Option(help="Comma-separated task names; ours start with ctxext_.")],
+    include_path: Annotated[list[Path] | None, typer.Option(help="Folder with more tasks (repeatable).")] = None,
+    method: OptionalMethod = None,
+    factor: Factor = 4.0,
+    settings: Set = None,
+    lengths: Lengths = None,
+    metadata: Annotated[str | None, typer.Option(help="JSON object that is passed to the tasks.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Documents per task.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts per forward.", min=1)] = 1,
+    max_length: Annotated[int | None, typer.Option(help="Tokens; default what the schedule is for.")] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut prompts that don't fit, from the left.")
+    ] = False,
+    dtype: ModelDtype = "auto",
+    attention: Attention = "sdpa",
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the harness's results file.")] = None,
+    json: Json = False,
+) -> None:
+    """Tasks of lm-evaluation-harness on a patched model, results in its own schema."""
+    import json as json_module
+
+    from ctxext.resolve import resolve
+
+    try:
+        from .lm_eval_model import CtxextLM
+        from .lm_eval_tasks import evaluate
+    except ImportError as error:
+        raise CtxextError(f"this needs lm-eval: {error}", hint="pip install 'ctxext[eval]'") from error
+    try:
+        extra = json_module.loads(metadata) if metadata else {}
+    except ValueError as error:
+        raise UsageError(f"--metadata isn't JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise UsageError("--metadata must be a JSON object", hint="""for example '{"trials": 10}'""")
+    more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
+    subject = subject_of(model, method, factor, settings, **more)
+    known: dict[str, Any] = {"tokenizer": str(resolve(model))}
+    if lengths:
+        known["max_seq_lengths"] = parse_lengths(lengths, subject.trained_length, subject.trained_length)
+    lm = CtxextLM(subject, max_length=max_length, batch_size=batch_size, truncate=truncate)
+    found = evaluate(
+        lm, tasks.split(","), include_path=include_path or (), metadata=known | extra, limit=limit, out=out
+    )
+    if json:
+        from lm_eval.utils import handle_non_serializable
+
+        plain = json_module.loads(json_module.dumps(found, default=handle_non_serializable))
+        emit(plain)
+        return
+    from lm_eval.utils import make_table
+
+    print(make_table(found))

@@ -1,0 +1,52 @@
+"""A suite says what `ctxext compare` measures beside perplexity, and how much of it. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from ctxext.errors import UsageError, nearest
+from ctxext.training.yaml_recipe import Section
+from ctxext.training.yaml_recipe import load as load_yaml
+
+SUITES = Path(__file__).parent / "suites"
+
+
+class PasskeySpec(Section):
+    """Keys on a grid of depths."""
+
+    depths: int = Field(5, ge=1, description="from 0 (start) to 1 (end); 1 means the middle")
+    trials: int = Field(4, ge=1, description="keys per length and depth")
+    distractors: int = Field(0, ge=0, le=9, description="other keys in each prompt")
+
+    def places(self) -> list[float]:
+        """The depths as fractions."""
+        return [i / (self.depths - 1) for i in range(self.depths)] if self.depths > 1 else [0.5]
+
+
+class RulerSpec(Section):
+    """Tasks of RULER's types."""
+
+    tasks: list[str] = Field(min_length=1)
+    samples: int = Field(20, ge=1, description="per task and length")
+    example: bool = Field(True, description="one-shot examples of vt and cwe")
+
+
+class Suite(Section):
+    """What is measured for every method at every length. A section that is left out isn't measured."""
+
+    documents: int = Field(2, ge=1, description="texts of the longest length for perplexity")
+    passkey: PasskeySpec | None = None
+    ruler: RulerSpec | None = None
+
+
+def read_suite(name: str | Path) -> Suite:
+    """A suite by its name (`quick`, `report`) or the path of a YAML file; UsageError lists every mistake in it."""
+    path = Path(name)
+    if not path.suffix:
+        path = SUITES / f"{name}.yaml"
+        if not path.is_file():
+            known = [p.stem for p in SUITES.glob("*.yaml")]
+            raise UsageError(f"there is no suite {str(name)!r}", hint=nearest(str(name), known))
+    return load_yaml(Suite, path)
