@@ -17,7 +17,7 @@ SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 
 @dataclass(frozen=True)
 class Text:
-    """One text and where it came from: a file's name, its path within the folder given, or `name:line` of a jsonl."""
+    """One text and where it came from: a file's name, its path within a folder, or `name:line` of a jsonl file."""
 
     name: str
     text: str
