@@ -132,13 +132,12 @@ def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
 
 def draw(ppl: dict[str, dict], passkey: dict[str, dict], out: Path) -> None:
     """The two pictures, from the documents."""
-    from . import plots
+    from . import plots, plots_relative
 
     series = {label: d["buckets"] for label, d in ppl.items() if label not in (CROP, "nope x2")}
-    control = ppl[CROP]["buckets"]
-    title = "SmolLM2-135M: perplexity by position, no training"
-    marks: dict[str, Any] = {"trained_length": 8192, "title": title}
-    plots.save(plots.bucket_curve(series, control=control, **marks), out / "perplexity.png")
+    title = "SmolLM2-135M, no training: perplexity against cropping"
+    figure = plots_relative.relative_curve(series, ppl[CROP]["buckets"], trained_length=8192, title=title)
+    plots.save(figure, out / "perplexity.png")
     panels = {label: d["results"] for label, d in passkey.items()}
     figure = plots.passkey_heatmap(panels, trained_length=8192, title="SmolLM2-135M: passkey, no training")
     plots.save(figure, out / "passkey.png")

@@ -104,3 +104,15 @@ def test_wrong_usage(tmp_path):
         ppl_curve({"a": [{"length": 2, "ppl": None}]})
     with pytest.raises(UsageError, match=r"plot\.pdf"):
         save(ppl_curve({"a": GOOD}), tmp_path / "plot.pdf")
+
+
+def test_relative_curve_draws_each_series_against_the_control():
+    from ctxext_evals.plots_relative import relative_curve
+
+    control = [{"start": 0, "end": 100, "ppl": 10.0}, {"start": 100, "end": 200, "ppl": 20.0}]
+    worse = [{"start": 0, "end": 100, "ppl": 10.5}, {"start": 100, "end": 200, "ppl": 100.0}]
+    figure = relative_curve({"worse": worse}, control, trained_length=100)
+    line = figure.axes[0].lines[0]
+    assert line.get_label() == "worse"
+    assert list(line.get_ydata()) == pytest.approx([5.0, 10.0])  # 400 % is cut at the edge
+    assert list(figure.axes[0].lines[1].get_xdata()) == [150.0]
