@@ -18,8 +18,8 @@ def relative_curve(
 ):
     """One line per label: how many percent its perplexity is above the control's, bucket by bucket.
 
-    `series` and `control`: rows {"start", "end", "ppl"} over the same buckets. What is above the limits is drawn as
-    a triangle on the edge. Below zero a method reads better than cropping does.
+    `series` and `control`: rows {"start", "end", "ppl"} over the same buckets. What is above the limits is drawn
+    as a triangle on the edge. Below zero a method reads better than cropping does.
     """
     matplotlib = _matplotlib()
     with matplotlib.rc_context(STYLE):
