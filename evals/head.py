@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from ctxext.errors import CtxextError, UsageError
+from ctxext.head import answering, causal_lm, decoder_of
 
 CHUNK = 64
 """Rows per application of the head. 64 to 256 is fastest on CPU (the logits stay in cache), and 64 needs least."""
@@ -59,24 +60,9 @@ def inference(model) -> Iterator[None]:
             module.training = True
 
 
-def _decoder(model) -> torch.nn.Module:
-    """The module whose output is the hidden states that the head reads. PEFT wrappers are looked through."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
-    if decoder is base:
-        decoder = getattr(base, "model", None)  # Llama 4's text model answers itself
-    if decoder is None or base.get_output_embeddings() is None:
-        raise CtxextError(
-            f"{type(base).__name__} has no decoder beneath a language-model head",
-            hint="load the model with AutoModelForCausalLM",
-        )
-    return decoder
-
-
 def cache_argument(model) -> str | None:
     """What this model's forward calls its KV cache ("cache" or "past_key_values"), or None if it takes none."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    taken = inspect.signature(base.forward).parameters
+    taken = inspect.signature(causal_lm(model).forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in taken), None)
 
 
@@ -112,16 +98,9 @@ def _body(model, decoder, input_ids: torch.Tensor, cache=None):
 def _replay(model, decoder, output, rows: torch.Tensor) -> torch.Tensor:
     """Stock logits [N, V] (fp32) of hidden states [N, H]: the model's forward, its decoder answering them."""
     answer = (rows[None],) if isinstance(output, tuple) else type(output)(last_hidden_state=rows[None])
-    own = decoder.__dict__.get("forward")  # accelerate and others hang a wrapper on the instance
-    decoder.forward = lambda *args, **kwargs: answer
-    try:
+    with answering(decoder, answer):
         ids = torch.zeros(1, rows.shape[0], dtype=torch.long, device=model.device)
         logits = model(input_ids=ids, use_cache=False).logits
-    finally:
-        if own is None:
-            del decoder.forward
-        else:
-            decoder.forward = own
     return logits[0, -rows.shape[0] :].float()
 
 
@@ -133,7 +112,7 @@ def row_logits(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int = 
     """
     if chunk < 1:
         raise UsageError(f"chunk must be at least 1, not {chunk}")
-    decoder = _decoder(model)
+    decoder = decoder_of(model)
     ids = input_ids.to(model.device)
     if model not in _PROVEN:
         _prove(model, decoder, ids[:1, :16])

@@ -9,7 +9,6 @@ states already computed: capped, divided, multiplied or biased logits come out a
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from ctxext.errors import CtxextError
+from ctxext.head import answering, causal_lm, decoder_of
 
 IGNORE = -100
 CHUNK = 256
@@ -31,7 +31,8 @@ def bind(model: nn.Module, chunk: int = CHUNK) -> None:
     one, `num_items_in_batch` included. Raises CtxextError if this model's loss isn't that of its head and labels
     alone, or comes out otherwise on a short sample.
     """
-    base = _causal_lm(model)
+    base = causal_lm(model)
+    decoder_of(base)
     if "forward" in base.__dict__:
         raise CtxextError(f"the forward of this {type(base).__name__} is wrapped already")
     if getattr(base.loss_function, "__name__", "") != "ForCausalLMLoss":
@@ -66,14 +67,7 @@ def bind(model: nn.Module, chunk: int = CHUNK) -> None:
 
 def release(model: nn.Module) -> None:
     """The stock loss again."""
-    del _causal_lm(model).forward
-
-
-def _causal_lm(model: nn.Module) -> nn.Module:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not hasattr(base, "get_decoder") or base.get_decoder() is base or base.get_output_embeddings() is None:
-        raise CtxextError(f"{type(base).__name__} has no decoder beneath a language-model head")
-    return base
+    del causal_lm(model).forward
 
 
 def _forward(base: nn.Module, stock: Any, chunk: int, *args: Any, labels: Any = None, **kwargs: Any) -> Any:
@@ -82,7 +76,7 @@ def _forward(base: nn.Module, stock: Any, chunk: int, *args: Any, labels: Any = 
     items = kwargs.pop("num_items_in_batch", None)
     shifted = kwargs.pop("shift_labels", None)
     seen: list[Any] = []
-    decoder = base.get_decoder()
+    decoder = decoder_of(base)
     handle = decoder.register_forward_hook(lambda module, args, output: seen.append(output))
     try:
         # The whole forward, for what it does around the decoder; its own head sees one row.
@@ -110,23 +104,10 @@ def _forward(base: nn.Module, stock: Any, chunk: int, *args: Any, labels: Any = 
 
 def _part(base: nn.Module, stock: Any, kind: type, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Summed cross entropy of some rows, (rows, hidden), in float32."""
-    with _answering(base.get_decoder(), kind(last_hidden_state=rows[None])):
+    with answering(decoder_of(base), kind(last_hidden_state=rows[None])):
         ids = torch.zeros(1, len(rows), dtype=torch.long, device=rows.device)
         logits = stock(input_ids=ids, use_cache=False, return_dict=True).logits[0]
     return F.cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
-
-
-@contextmanager
-def _answering(decoder: nn.Module, answer: Any):
-    own = decoder.__dict__.get("forward")  # accelerate and others hang a wrapper on the instance
-    decoder.forward = lambda *args, **kwargs: answer
-    try:
-        yield
-    finally:
-        if own is None:
-            del decoder.forward
-        else:
-            decoder.forward = own
 
 
 @torch.no_grad()
