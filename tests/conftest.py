@@ -68,3 +68,18 @@ def logits(model, ids):
 
     with torch.no_grad():
         return model(ids).logits
+
+
+def run(monkeypatch, capsys, *args):
+    """Exit code, stdout and stderr of `ctxext ARGS`, in this process."""
+    import sys
+
+    from ctxext.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["ctxext", *map(str, args)])
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, *capsys.readouterr()

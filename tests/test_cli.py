@@ -5,23 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from conftest import run
 from typer.testing import CliRunner
 
 from ctxext import methods
-from ctxext.cli import app, main
+from ctxext.cli import app
 from ctxext.errors import UsageError
 from ctxext.options import parse_settings
-
-
-def run(monkeypatch, capsys, *args):
-    """Exit code, stdout and stderr of `ctxext ARGS`, in this process."""
-    monkeypatch.setattr(sys, "argv", ["ctxext", *map(str, args)])
-    code = 0
-    try:
-        main()
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
 
 
 def test_methods_lists_the_registry(monkeypatch, capsys):

@@ -1,26 +1,15 @@
 """`ctxext eval`, `ctxext demo` and resumable comparisons, run for real on the embedded model."""
 
 import json
-import sys
 
 import pytest
+from conftest import run
 
 import ctxext
-from ctxext.cli import main
 from ctxext_evals import compare, demo
 from ctxext_evals.cli import parse_lengths
 from ctxext_evals.models import TINY_TEXTS, load
 from ctxext_evals.text import documents
-
-
-def run(monkeypatch, capsys, *args):
-    monkeypatch.setattr(sys, "argv", ["ctxext", *map(str, args)])
-    code = 0
-    try:
-        main()
-    except SystemExit as stop:
-        code = stop.code or 0
-    return code, *capsys.readouterr()
 
 
 def test_ppl_of_tiny(monkeypatch, capsys, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import logits, pico_model
+from conftest import logits, pico_model, run
 from safetensors.torch import load_file
 
 import ctxext
@@ -407,33 +407,23 @@ def test_staged_untouched_and_composed_from_training_to_merge(text, cache, tmp_p
 
 
 def test_commands(adapter, monkeypatch, capsys, tmp_path):
-    from ctxext.cli import main
-
     out, _ = adapter
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["ctxext", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        return code, *capsys.readouterr()
-
-    code, printed, err = run("merge", out / "adapter", "-o", tmp_path / "merged", "--json")
+    code, printed, err = run(monkeypatch, capsys, "merge", out / "adapter", "-o", tmp_path / "merged", "--json")
     assert code == 0, err
     assert json.loads(printed)["schedule"]["method"] == "pi"
-    code, printed, _ = run("train", RECIPES / "smoke-cpu.yaml", "train.steps=3", "--dry-run", "--json")
+    code, printed, _ = run(
+        monkeypatch, capsys, "train", RECIPES / "smoke-cpu.yaml", "train.steps=3", "--dry-run", "--json"
+    )
     assert code == 0
     assert json.loads(printed)["tokens"] == 3 * 2 * 128
-    code, printed, _ = run("train", RECIPES / "smoke-cpu.yaml", "--dry-run")
+    code, printed, _ = run(monkeypatch, capsys, *dry)
     assert code == 0
     assert "loss_chunk: 256" in printed
-    code, _, err = run("train", RECIPES / "smoke-cpu.yaml", "train.stps=3", "data.lenth=1")
+    code, _, err = run(monkeypatch, capsys, "train", RECIPES / "smoke-cpu.yaml", "train.stps=3", "data.lenth=1")
     assert code == 2
     assert "did you mean 'steps'?" in err
     assert "did you mean 'length'?" in err
-    code, _, err = run("merge", TINY, "-o", tmp_path / "no")
+    code, _, err = run(monkeypatch, capsys, "merge", TINY, "-o", tmp_path / "no")
     assert code == 1
     assert "isn't an adapter that ctxext wrote" in err
 
