@@ -411,9 +411,8 @@ def test_commands(adapter, monkeypatch, capsys, tmp_path):
     code, printed, err = run(monkeypatch, capsys, "merge", out / "adapter", "-o", tmp_path / "merged", "--json")
     assert code == 0, err
     assert json.loads(printed)["schedule"]["method"] == "pi"
-    code, printed, _ = run(
-        monkeypatch, capsys, "train", RECIPES / "smoke-cpu.yaml", "train.steps=3", "--dry-run", "--json"
-    )
+    dry = ("train", RECIPES / "smoke-cpu.yaml", "--dry-run")
+    code, printed, _ = run(monkeypatch, capsys, *dry, "train.steps=3", "--json")
     assert code == 0
     assert json.loads(printed)["tokens"] == 3 * 2 * 128
     code, printed, _ = run(monkeypatch, capsys, *dry)

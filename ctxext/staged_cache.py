@@ -1,0 +1,196 @@
+"""Keys of past tokens under a staged schedule: which stage a cache holds them in, and turning them to another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from .errors import CtxextError
+from .staging import Plan, StagedRotary, turn_keys
+
+_STATE = "_ctxext_stages"
+
+
+def _knowing_its_stage(base: type, name: str) -> type:
+    """A cache layer class that keeps `_STATE`, (stage, last position) per row, true under batch operations.
+
+    A layer that exists already is given this class, so it must derive from that layer's class alone: with a
+    mixin Python would refuse the change of memory layout.
+    """
+
+    class Staged(base):
+        def reorder_cache(self, beam_idx):
+            super().reorder_cache(beam_idx)
+            self._select(beam_idx.tolist())
+
+        def batch_select_indices(self, indices):
+            super().batch_select_indices(indices)
+            rows = torch.arange(len(getattr(self, _STATE)[0]))
+            self._select(rows[indices.cpu()].tolist())
+
+        def batch_repeat_interleave(self, repeats):
+            super().batch_repeat_interleave(repeats)
+            self._select([i for i in range(len(getattr(self, _STATE)[0])) for _ in range(repeats)])
+
+        def _select(self, rows):
+            stages, ends = getattr(self, _STATE)
+            setattr(self, _STATE, ([stages[i] for i in rows], [ends[i] for i in rows]))
+
+        def crop(self, tokens_to_remove):
+            super().crop(tokens_to_remove)
+            stages, ends = getattr(self, _STATE)
+            setattr(self, _STATE, (stages, [end + min(0, tokens_to_remove) for end in ends]))
+
+    Staged.__name__ = Staged.__qualname__ = name  # so that caches pickle
+    return Staged
+
+
+StagedDynamicLayer = _knowing_its_stage(DynamicLayer, "StagedDynamicLayer")
+StagedStaticLayer = _knowing_its_stage(StaticLayer, "StagedStaticLayer")
+_KNOWN = {DynamicLayer: StagedDynamicLayer, StaticLayer: StagedStaticLayer}
+
+
+class Block:
+    """The keys and values that one layer sees during a segmented call; stands in for the cache.
+
+    Keys are kept as they were made, each in its own stage, and turned to a segment's stage from there: one
+    rounding in the model's dtype, however many stages a call crosses.
+    """
+
+    def __init__(self, rotary: StagedRotary, plan: Plan, layer: Any, batch: int):
+        self.rotary, self.plan = rotary, plan
+        self.past = _length(layer)
+        self.own = layer.keys[:, :, : self.past] if self.past else None
+        self.values = layer.values[:, :, : self.past] if self.past else None
+        self.turned = None
+        self._index = 0
+        rows = plan.positions.shape[0]
+        if self.past:
+            stages, ends = getattr(layer, _STATE)
+            _check_contiguous(ends, plan, batch)
+            rows = batch
+            offsets = torch.arange(-self.past + 1, 1, device=plan.positions.device)
+            before = torch.tensor(ends, device=offsets.device)[:, None] + offsets
+            self.positions = torch.cat((before.clamp(min=0), plan.positions.expand(batch, -1)), 1)
+            old = torch.tensor(stages, device=offsets.device)[:, None].expand(-1, self.past)
+        else:
+            self.positions = plan.positions
+            old = plan.positions.new_empty(rows, 0)
+        made = [
+            torch.tensor(rows_of(s.stages, rows), device=old.device)[:, None].expand(-1, s.end - s.start)
+            for s in plan.segments
+        ]
+        self.stages = torch.cat((old, *made), 1)
+        self._key = (self.past, tuple(getattr(layer, _STATE)[0]) if self.past else ())
+
+    def begin(self, index: int) -> None:
+        """Turn to segment `index`."""
+        self._index = index
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any):
+        """Take a segment's keys and values; give all so far, keys turned to the segment's stage."""
+        segment = self.plan.segments[self._index]
+        known = self.past + segment.start
+        if not known:
+            self.own, self.values, self.turned = keys, values, keys
+            return keys, values
+        where = (self._key, self._index)
+        if where not in self.plan.turns:
+            # Every layer turns its keys by the same angles.
+            self.plan.turns[where] = self.rotary.turn(
+                self.positions[:, :known],
+                self.stages[:, :known],
+                list(rows_of(segment.stages, self.positions.shape[0])),
+            )
+        before = _turned(self.own, self.plan.turns[where], self.rotary.layout)
+        self.turned = torch.cat((before, keys), 2)
+        self.own = torch.cat((self.own, keys), 2)
+        self.values = torch.cat((self.values, values), 2)
+        return self.turned, self.values
+
+
+def rows_of(values: Any, batch: int) -> list[int]:
+    """One value per row, when all rows share one."""
+    return list(values) if len(values) == batch else [values[0]] * batch
+
+
+def _length(layer: Any) -> int:
+    return int(layer.get_seq_length()) if layer is not None else 0
+
+
+def layer_of(cache: Any, module: nn.Module) -> Any:
+    """This module's layer of the cache if it holds anything, made to know its stage."""
+    if cache is None:
+        return None
+    if not isinstance(cache, Cache) or type(cache).__name__ == "EncoderDecoderCache":
+        raise CtxextError(f"a staged schedule can't run with a {type(cache).__name__}", hint="use DynamicCache")
+    if getattr(cache, "offloading", False):
+        raise CtxextError(
+            "a staged schedule can't turn keys that are offloaded", hint="use a cache without offloading"
+        )
+    if len(cache.layers) <= module.layer_idx:
+        return None
+    layer = cache.layers[module.layer_idx]
+    if type(layer) not in {*_KNOWN, *_KNOWN.values()}:
+        raise CtxextError(
+            f"a staged schedule can't turn the keys of a {type(layer).__name__}",
+            hint="use DynamicCache or StaticCache, without quantization or a sliding window",
+        )
+    if not _length(layer):
+        return None
+    if not hasattr(layer, _STATE):
+        raise CtxextError(
+            "this cache was filled before the model was patched, so the stage of its keys isn't known",
+            hint="start with an empty cache",
+        )
+    return layer
+
+
+def remember(cache: Any, module: nn.Module, stages: list[int], ends: list[int]) -> None:
+    layer = cache.layers[module.layer_idx]
+    if type(layer) in _KNOWN:
+        layer.__class__ = _KNOWN[type(layer)]
+    setattr(layer, _STATE, (list(stages), list(ends)))
+
+
+def _check_contiguous(ends: list[int], plan: Plan, batch: int) -> None:
+    first = rows_of(plan.positions[:, 0].tolist(), batch)
+    if any(a != b + 1 for a, b in zip(first, ends, strict=True)):
+        raise CtxextError(
+            f"the call begins at positions {first}, the cache ends at {ends}: a cached sequence can't have gaps",
+            hint="pass position_ids that go on where the cache ends",
+        )
+
+
+def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch: int) -> None:
+    """Turn the cached keys of each row to the stage of its queries, where they differ."""
+    now, ends = getattr(layer, _STATE)
+    if len(now) != batch:
+        raise CtxextError(f"the cache holds {len(now)} sequences, the call has {batch}")
+    if list(now) == list(stages):
+        return
+    _check_contiguous(ends, plan, batch)
+    length = _length(layer)
+    where = ("align", length, tuple(now), tuple(stages), tuple(ends))
+    if where not in plan.turns:
+        # Rows that move alike share their angles: usually the whole batch does.
+        offsets = torch.arange(-length + 1, 1, device=plan.positions.device)
+        alike = len({*zip(now, stages, ends, strict=True)}) == 1
+        rows = 1 if alike else batch
+        positions = (torch.tensor(ends[:rows], device=offsets.device)[:, None] + offsets).clamp(min=0)
+        plan.turns[where] = rotary.turn(positions, now[:rows], stages[:rows])
+    turned = _turned(layer.keys[:, :, :length], plan.turns[where], rotary.layout)
+    if isinstance(layer, StaticLayer):
+        layer.keys[:, :, :length].copy_(turned)
+    else:
+        layer.keys = turned
+    setattr(layer, _STATE, (list(stages), ends))
+
+
+def _turned(keys: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], layout: str) -> torch.Tensor:
+    """Keys turned where they are: with a device map, layers of one call sit on several devices."""
+    cos, sin = (t.to(keys.device) for t in turn)
+    return turn_keys(keys, cos, sin, layout)
