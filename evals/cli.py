@@ -241,7 +241,7 @@ def _print_passkey(document: dict[str, Any]) -> None:
     table = []
     for i, row in enumerate(document["lengths"]):
         cells = [r for r in document["results"] if r["length"] == row["length"]]
-        line = [f"{row['length']:,}", f"{row['correct']}/{row['trials']}", f"{row['accuracy']:.0%}"]
+        line = [f"{row['length']:,}", f"{row['correct']}/{row['trials']}", f"{row['accuracy']:.1%}"]
         line += [f"{row['low']:.0%}-{row['high']:.0%}"]
         line += [f"{control[i]['accuracy']:.0%}"] if control else []
         table.append(line + [f"{cell['accuracy']:.0%}" for cell in cells])

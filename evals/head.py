@@ -176,13 +176,16 @@ def token_nll(model, input_ids, *, last: int | None = None, chunk: int = CHUNK) 
         raise UsageError(f"can't score the last {count} of {ids.shape[1]} tokens: the first has nothing before it")
     targets = ids[:, -count:].flatten()
     rows = torch.arange(ids.shape[1] - 1 - count, ids.shape[1] - 1)
-    parts, done = [], 0
+    # Written into one tensor made beforehand: a small tensor kept per chunk comes to lie in the space that the
+    # chunk's logits have just left, so that the next logits don't fit there and the heap grows by all of them.
+    nll, done = torch.empty(len(targets)), 0
     with inference(model):
         for logits in row_logits(model, ids, rows, chunk):
-            expected = targets[done : done + logits.shape[0]].to(logits.device)
-            parts.append(F.cross_entropy(logits, expected, reduction="none").cpu())
-            done += logits.shape[0]
-    nll = torch.cat(parts).view(ids.shape[0], count)
+            end = done + logits.shape[0]
+            expected = targets[done:end].to(logits.device)
+            nll[done:end] = F.cross_entropy(logits, expected, reduction="none").cpu()
+            done = end
+    nll = nll.view(ids.shape[0], count)
     if not torch.isfinite(nll).all():
         raise CtxextError(
             f"{int((~torch.isfinite(nll)).sum())} of {nll.numel()} scores aren't finite",
@@ -209,12 +212,18 @@ def token_scores(model, input_ids, positions, *, chunk: int = CHUNK) -> TokenSco
 
 def collect(logits_of_rows: Iterator[torch.Tensor], targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(logprob, rank, is_argmax) of `targets` [N] under the logits that `row_logits` yields: three [N] tensors."""
-    parts, done = [], 0
+    size, done = len(targets), 0
+    logprob, rank, is_argmax = (
+        torch.empty(size),
+        torch.empty(size, dtype=torch.long),
+        torch.empty(size, dtype=torch.bool),
+    )
     for logits in logits_of_rows:
-        expected = targets[done : done + logits.shape[0]].to(logits.device)
-        done += logits.shape[0]
+        part = slice(done, done + logits.shape[0])
+        expected = targets[part].to(logits.device)
         chosen = logits.gather(1, expected[:, None])
-        logprob = -F.cross_entropy(logits, expected, reduction="none")
-        rank = 1 + (logits > chosen).sum(1)
-        parts.append([logprob.cpu(), rank.cpu(), (logits.argmax(1) == expected).cpu()])
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        logprob[part] = -F.cross_entropy(logits, expected, reduction="none").cpu()
+        rank[part] = 1 + (logits > chosen).sum(1).cpu()
+        is_argmax[part] = (logits.argmax(1) == expected).cpu()
+        done += logits.shape[0]
+    return logprob[:done], rank[:done], is_argmax[:done]

@@ -140,17 +140,17 @@ def chunked_nll(model, input_ids, prefill: int, *, chunk: int = CHUNK) -> torch.
             f"this model can't be read in pieces: {reason or 'its forward takes no cache'}",
             hint="score it in one pass, without chunked prefill",
         )
-    cache, parts = DynamicCache(config=model.config), []
+    cache, nll = DynamicCache(config=model.config), torch.empty(len(ids) - 1)
     with inference(model):
         for start in range(0, len(ids) - 1, prefill):
             piece = ids[start : min(start + prefill, len(ids) - 1)]
             targets = ids[start + 1 : start + 1 + len(piece)]
             done = 0
             for logits in row_logits(model, piece[None], torch.arange(len(piece)), chunk, cache):
-                expected = targets[done : done + logits.shape[0]].to(logits.device)
-                parts.append(F.cross_entropy(logits, expected, reduction="none").cpu())
-                done += logits.shape[0]
-    nll = torch.cat(parts)
+                end = done + logits.shape[0]
+                expected = targets[done:end].to(logits.device)
+                nll[start + done : start + end] = F.cross_entropy(logits, expected, reduction="none").cpu()
+                done = end
     if not torch.isfinite(nll).all():
         raise CtxextError("some scores aren't finite", hint="load the model in float32 or bfloat16")
     return nll
