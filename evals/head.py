@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from ctxext.errors import CtxextError, UsageError
 from ctxext.head import answering, causal_lm, decoder_of
 
-CHUNK = 64
-"""Rows per application of the head. 64 to 256 is fastest on CPU (the logits stay in cache), and 64 needs least."""
+CHUNK = None
+"""Rows per application of the head: None for as many as `_rows` says."""
 
 _PROVEN: weakref.WeakSet = weakref.WeakSet()
 """Models whose head was compared with the stock logits of a whole short sequence."""
@@ -104,13 +104,13 @@ def _replay(model, decoder, output, rows: torch.Tensor) -> torch.Tensor:
     return logits[0, -rows.shape[0] :].float()
 
 
-def row_logits(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int = CHUNK, cache=None):
+def row_logits(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int | None = CHUNK, cache=None):
     """Run the body once over [B, T], check the head, then yield fp32 logits [n <= chunk, V] of `rows`.
 
     `rows` are positions in `input_ids`, the same for each batch row; logits come row-major over the batch. With a
     `cache` the ids go on where it ends, and it is extended. Call it under `inference(model)`.
     """
-    if chunk < 1:
+    if chunk is not None and chunk < 1:
         raise UsageError(f"chunk must be at least 1, not {chunk}")
     decoder = decoder_of(model)
     ids = input_ids.to(model.device)
@@ -119,8 +119,18 @@ def row_logits(model, input_ids: torch.Tensor, rows: torch.Tensor, chunk: int = 
     output, hidden, stock = _body(model, decoder, ids, cache)
     _check(model, _replay(model, decoder, output, hidden[:, -1]), stock)
     wanted = hidden[:, rows.to(hidden.device)].flatten(0, 1)
+    chunk = chunk or _rows(stock)
     for start in range(0, wanted.shape[0], chunk):
         yield _replay(model, decoder, output, wanted[start : start + chunk])
+
+
+def _rows(logits: torch.Tensor) -> int:
+    """How many rows make just over 32 MiB of logits in the model's dtype.
+
+    Blocks of that size the C library takes from the system and gives back at once. Smaller ones it keeps in a heap
+    that the tensors in between split, so that memory grows by the logits of the whole sequence after all.
+    """
+    return max(1, (33 << 20) // (logits.shape[-1] * logits.element_size()) + 1)
 
 
 def _prove(model, decoder, sample: torch.Tensor) -> None:
@@ -162,7 +172,7 @@ def _two_dims(input_ids) -> torch.Tensor:
     return ids
 
 
-def token_nll(model, input_ids, *, last: int | None = None, chunk: int = CHUNK) -> torch.Tensor:
+def token_nll(model, input_ids, *, last: int | None = None, chunk: int | None = CHUNK) -> torch.Tensor:
     """Negative log-likelihood in nats of each token given all before it: float32 [T-1] (or [B, T-1]), on the CPU.
 
     `input_ids`: [T] or [B, T] ids, rows of one length and without padding. Entry i scores token i+1, as in
@@ -194,7 +204,7 @@ def token_nll(model, input_ids, *, last: int | None = None, chunk: int = CHUNK) 
     return nll[0] if torch.as_tensor(input_ids).dim() == 1 else nll
 
 
-def token_scores(model, input_ids, positions, *, chunk: int = CHUNK) -> TokenScores:
+def token_scores(model, input_ids, positions, *, chunk: int | None = CHUNK) -> TokenScores:
     """Log-probability, rank and "greedy would say it" of the tokens at `positions`; no other row meets the head.
 
     `input_ids`: [T] or [B, T]; `positions`: n positions in 1..T-1, the same for each row. Gives [B, n] tensors.

@@ -66,7 +66,7 @@ class CtxextLM(HFLM):
         trained_length: int | None = None,
         existing: str = "refuse",
         truncate: bool = False,
-        chunk: int = CHUNK,
+        chunk: int | None = CHUNK,
         **more: Any,
     ):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -86,7 +86,11 @@ class CtxextLM(HFLM):
         else:
             subject = models.of_live(pretrained, options.get("tokenizer"))
         self.subject = subject
-        self.chunk, self.truncate, self._bare = int(chunk), _truth(truncate), False
+        self.chunk, self.truncate, self._bare = (
+            (int(chunk) if chunk is not None else None),
+            _truth(truncate),
+            False,
+        )
         # The harness asks for cuda:0 wherever it runs.
         available = torch.cuda.is_available()
         if device is not None and (available or not str(device).startswith("cuda")):

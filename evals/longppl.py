@@ -84,7 +84,7 @@ def matching(spans: Sequence[tuple[int, int]], keys: Sequence[tuple[int, int]]) 
 
 
 def contrast(
-    model, ids: Sequence[int], short: int, stride: int, *, bos: int | None = None, chunk: int = CHUNK
+    model, ids: Sequence[int], short: int, stride: int, *, bos: int | None = None, chunk: int | None = CHUNK
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """NLL [T-1] of each token with everything before it, and with at most `short` tokens before it.
 
@@ -111,7 +111,7 @@ def longppl(
     bos: int | None = None,
     judge_bos: int | None = None,
     seed: int = 0,
-    chunk: int = CHUNK,
+    chunk: int | None = CHUNK,
     description: str = "longppl",
 ) -> LongPPL:
     """LongPPL and context gain of `model` on whole texts, or on their first `length` tokens.

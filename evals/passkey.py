@@ -134,7 +134,7 @@ def passkey(
     resume: str | Path | None = None,
     identity: str = "",
     bos: int | Callable | None = bos_id,
-    chunk: int = CHUNK,
+    chunk: int | None = CHUNK,
     description: str = "passkey",
 ) -> PasskeyResult:
     """Measure passkey retrieval on a grid of lengths (tokens, answer included) x depths (0 start, 1 end) x trials.

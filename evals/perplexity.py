@@ -136,7 +136,7 @@ def prefix_curve(
     bos: int | None = None,
     short: str = "error",
     seed: int = 0,
-    chunk: int = CHUNK,
+    chunk: int | None = CHUNK,
     prefill: int | None = None,
     description: str = "perplexity",
 ) -> Curve:
@@ -185,7 +185,7 @@ def crop_control(
     short: str = "error",
     seed: int = 0,
     batch_size: int = 1,
-    chunk: int = CHUNK,
+    chunk: int | None = CHUNK,
     description: str = "crop control",
 ) -> Curve:
     """What the *unpatched* model reaches by reading only its last `trained_length` tokens: the yardstick.
@@ -229,7 +229,7 @@ def crop_nll(
     stride: int,
     bos: int | None = None,
     batch_size: int = 1,
-    chunk: int = CHUNK,
+    chunk: int | None = CHUNK,
 ) -> torch.Tensor:
     """NLL in nats, float32 [T-1], of each token of `sequence` [T] (BOS included) given a window before it.
 

@@ -73,7 +73,7 @@ class PrefixScorer:
     Raises CtxextError for a model whose keys can't be reused (see `why_not`).
     """
 
-    def __init__(self, model, *, chunk: int = CHUNK, block: int = BLOCK):
+    def __init__(self, model, *, chunk: int | None = CHUNK, block: int = BLOCK):
         reason = why_not(model)
         if reason:
             raise CtxextError(f"prefixes can't be shared with this model: {reason}", hint="turn reuse off")
@@ -125,7 +125,7 @@ class PrefixScorer:
             self._cache.crop(-surplus)
 
 
-def chunked_nll(model, input_ids, prefill: int, *, chunk: int = CHUNK) -> torch.Tensor:
+def chunked_nll(model, input_ids, prefill: int, *, chunk: int | None = CHUNK) -> torch.Tensor:
     """`head.token_nll` of one sequence [T], read `prefill` tokens at a time with a KV cache: float32 [T-1].
 
     For texts whose activations don't fit in one pass. Slower where they do, since attention gets explicit masks.

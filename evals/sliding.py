@@ -22,7 +22,7 @@ def sliding_window(
     bos: int | None = None,
     aggregation: str = "token",
     truncate: bool = False,
-    chunk: int = CHUNK,
+    chunk: int | None = CHUNK,
     description: str = "sliding window",
 ) -> dict:
     """Sliding-window perplexity exactly as YaRN's `eval/perplexity.py` (Peng et al., 2023) defines it.
