@@ -1,0 +1,79 @@
+"""Commands for what comes after patching: who runs the folder, other formats, repairs, the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import terminal
+from .errors import UsageError
+from .options import Fallback, Json, Model
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option("--to", help="The format: gguf.")] = "gguf",
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="File to write; default MODEL-DTYPE.gguf.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of matrices: f32, f16, bf16 or q8_0.")] = "f16",
+    fallback: Fallback = "refuse",
+    pretokenizer: Annotated[
+        str | None, typer.Option(help="llama.cpp's tokenizer.ggml.pre, where it can't be told.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    json: Json = False,
+) -> None:
+    """Write a model, with its schedule, as a GGUF file that llama.cpp runs exactly."""
+    if to != "gguf":
+        raise UsageError(f"--to {to!r}: the one format is gguf")
+    from .export.gguf_model import export_gguf
+
+    done = export_gguf(
+        model, out, dtype=dtype, force=force, fallback=fallback, pretokenizer=pretokenizer
+    )
+    if json:
+        terminal.print_json(
+            {
+                "out": str(done.out),
+                "architecture": done.architecture,
+                "dtype": done.dtype,
+                "tokenizer": done.tokenizer,
+                "tensors": done.tensors,
+                "schedule": done.schedule.to_dict(),
+                **_rope_dict(done.rope),
+            }
+        )
+    else:
+        print(f"wrote {done.out}: {done.architecture}, {done.dtype}, {done.tensors} tensors")
+        _print_rope(done)
+
+
+def patch_gguf_file(
+    model: str, out: Path | None, method: str, factor: float, *, json: bool, dry_run: bool, **options: Any
+) -> None:
+    """`ctxext patch x.gguf --in-gguf`: run it and print what it did."""
+    from .export.gguf_patch import patch_gguf
+
+    done = patch_gguf(model, out, method=method, factor=factor, dry_run=dry_run, **options)
+    if json:
+        head = {"out": str(done.out), "written": not dry_run, "schedule": done.schedule.to_dict()}
+        terminal.print_json(head | _rope_dict(done.rope))
+    else:
+        print(f"{'would write' if dry_run else 'wrote'} {done.out}, weights untouched")
+        _print_rope(done)
+
+
+def _rope_dict(rope: Any) -> dict[str, Any]:
+    return {"keys": rope.keys, "rope_freqs": None if rope.freqs is None else list(rope.freqs)}
+
+
+def _print_rope(done: Any) -> None:
+    schedule = done.schedule
+    print(f"  {schedule.method} x{schedule.factor:g}, reads {schedule.max_length:,} tokens")
+    said = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in done.rope.keys.items())
+    print(f"  {said}{', rope_freqs.weight' if done.rope.freqs else ''}")
+    print(f"  llama-server -m {done.out} -c {schedule.max_length}")
