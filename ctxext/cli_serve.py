@@ -18,7 +18,9 @@ app = typer.Typer()
 def export(
     model: Model,
     to: Annotated[str, typer.Option("--to", help="The format: gguf.")] = "gguf",
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="File to write; default MODEL-DTYPE.gguf.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="File to write; default MODEL-DTYPE.gguf.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Of matrices: f32, f16, bf16 or q8_0.")] = "f16",
     fallback: Fallback = "refuse",
     pretokenizer: Annotated[
@@ -32,9 +34,7 @@ def export(
         raise UsageError(f"--to {to!r}: the one format is gguf")
     from .export.gguf_model import export_gguf
 
-    done = export_gguf(
-        model, out, dtype=dtype, force=force, fallback=fallback, pretokenizer=pretokenizer
-    )
+    done = export_gguf(model, out, dtype=dtype, force=force, fallback=fallback, pretokenizer=pretokenizer)
     if json:
         terminal.print_json(
             {

@@ -68,7 +68,9 @@ def opened(path: Path, context: int, threads: int = 1) -> Iterator[tuple[Any, An
         lib.llama_free_model(model)
 
 
-def stream(path: Path, tokens: Sequence[int], *, context: int | None = None, threads: int = 1) -> Iterator[np.ndarray]:
+def stream(
+    path: Path, tokens: Sequence[int], *, context: int | None = None, threads: int = 1
+) -> Iterator[np.ndarray]:
     """Logits of consecutive chunks of one text, each (chunk, vocabulary) float32, read with one KV cache."""
     context = context or -(-len(tokens) // 256) * 256
     with opened(path, context, threads) as (lib, state, size):

@@ -78,7 +78,5 @@ def patch_gguf(
         freqs = (1.0,) * int(table.n_elements)
     stale = frozenset(key for key in keys if is_scaling_key(key, arch))
     with replacing_file(target, force=force) as file:
-        write_changed(
-            reader, source, file, changes=changes, drop=stale, table=(TENSOR, freqs) if freqs else None
-        )
+        write_changed(reader, source, file, changes=changes, drop=stale, table=(TENSOR, freqs) if freqs else None)
     return done

@@ -33,11 +33,12 @@ class GgufRope:
 
     keys: dict[str, str | int | float]
     freqs: tuple[float, ...] | None
-    block: str
+    block: str | None
 
     def prefixed(self, arch: str) -> dict[str, str | int | float]:
         """The keys as they stand in a file of this architecture, and ctxext's own block."""
-        return {f"{arch}.{key}": value for key, value in self.keys.items()} | {BLOCK: self.block}
+        said = {f"{arch}.{key}": value for key, value in self.keys.items()}
+        return said if self.block is None else said | {BLOCK: self.block}
 
 
 def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRope:
@@ -46,7 +47,7 @@ def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRo
     fallback: for a schedule of several stages, "refuse", or "static" for its last stage.
     Raises CtxextError if the schedule isn't static, or needs a table that the architecture doesn't read.
     """
-    said = json.dumps(block(schedule))
+    said = None if schedule.method == "none" else json.dumps(block(schedule))
     if not schedule.is_static and fallback == "static":
         schedule = schedule.static_approximation()
     if not schedule.is_static:
@@ -161,7 +162,7 @@ def config_of(metadata: Mapping[str, Any], freqs: Sequence[float] | None = None)
 
 
 def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[str, Any] | None:
-    kind = get("rope.scaling.type", "none")
+    kind = get("rope.scaling.type", "linear")
     factor = _clean(get("rope.scaling.factor") or get("rope.scale_linear") or 1.0)
     original = get("rope.scaling.original_context_length")
     scale = get("rope.scaling.attn_factor", 1.0)
@@ -188,7 +189,7 @@ def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[st
             "original_max_position_embeddings": original or round(length / factor),
             "attention_factor": float(scale) * yarn_scale(factor),
         }
-    # llama.cpp takes a factor without a type for linear.
+    # A file without a type is linear to llama.cpp.
     if factor != 1.0 and kind != "none":
         return {"rope_type": "linear", "factor": factor}
     return None
