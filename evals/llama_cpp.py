@@ -41,14 +41,15 @@ def _silence(lib: Any) -> None:
 def opened(path: Path, context: int, threads: int = 1) -> Iterator[tuple[Any, Any, int]]:
     """llama.cpp's module, a context of `context` tokens on the file, and the size of its vocabulary.
 
-    The KV cache is float32, so that nothing but the weights rounds. Raises CtxextError if llama.cpp refuses the file.
+    The KV cache is float32, so that nothing but the weights rounds. Raises CtxextError if llama.cpp refuses the
+    file.
     """
     lib = bindings()
     _silence(lib)
     lib.llama_backend_init()
     settings = lib.llama_model_default_params()
     settings.n_gpu_layers = 0
-    model = lib.llama_load_model_from_file(str(path).encode(), settings)
+    model = lib.llama_model_load_from_file(str(path).encode(), settings)
     if not model:
         raise CtxextError(f"llama.cpp refuses to load {path}")
     params = lib.llama_context_default_params()
@@ -57,7 +58,7 @@ def opened(path: Path, context: int, threads: int = 1) -> Iterator[tuple[Any, An
     params.n_threads = params.n_threads_batch = threads
     params.type_k = params.type_v = 0  # GGML_TYPE_F32
     params.flash_attn_type = 0
-    state = lib.llama_new_context_with_model(model, params)
+    state = lib.llama_init_from_model(model, params)
     try:
         if not state:
             raise CtxextError(f"llama.cpp makes no context of {context} tokens for {path}")
@@ -65,7 +66,7 @@ def opened(path: Path, context: int, threads: int = 1) -> Iterator[tuple[Any, An
     finally:
         if state:
             lib.llama_free(state)
-        lib.llama_free_model(model)
+        lib.llama_model_free(model)
 
 
 def stream(
@@ -96,6 +97,14 @@ def logits(path: Path, tokens: Sequence[int], *, context: int | None = None, thr
     return np.concatenate(list(stream(path, tokens, context=context, threads=threads)))
 
 
+def last_logits(path: Path, tokens: Sequence[int], count: int) -> np.ndarray:
+    """Logits at the last `count` positions of a text, (count, vocabulary) float32; the others are dropped."""
+    kept: list[np.ndarray] = []
+    for rows in stream(path, tokens):
+        kept = [*kept, rows][-(count // 512 + 2) :]
+    return np.concatenate(kept)[-count:]
+
+
 def losses(path: Path, tokens: Sequence[int], *, threads: int = 1) -> np.ndarray:
     """Negative log-likelihood in nats of tokens[1:], (tokens - 1,) float64; logits are dropped chunk by chunk."""
     out, done = [], 0
@@ -117,3 +126,13 @@ def perplexity_by_bucket(values: np.ndarray, bucket: int) -> list[dict[str, floa
             {"start": start, "end": start + len(part), "tokens": len(part), "ppl": math.exp(float(part.mean()))}
         )
     return rows
+
+
+def tokenize(path: Path, text: str) -> list[int]:
+    """Token ids of a text by the file's own vocabulary, without special tokens."""
+    with opened(path, 256) as (lib, state, _):
+        vocab = lib.llama_model_get_vocab(lib.llama_get_model(state))
+        raw = text.encode()
+        room = (lib.llama_token * (len(raw) + 8))()
+        count = lib.llama_tokenize(vocab, raw, len(raw), room, len(room), False, False)
+        return list(room[:count])

@@ -22,7 +22,8 @@ from .gguf_tokenizer import add_tokenizer
 if TYPE_CHECKING:
     import numpy as np
 
-# model_type: llama.cpp's architecture. Qwen2 is a Llama with biases on q, k and v, which llama.cpp's Llama reads too.
+# model_type: llama.cpp's architecture. Qwen2 is a Llama with biases on q, k and v, which llama.cpp's
+# Llama reads.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _RUNS_AS_LLAMA = ("qwen2",)
 DTYPES = ("f32", "f16", "bf16", "q8_0")
@@ -55,8 +56,8 @@ def export_gguf(
 
     out: by default ./<model>-<dtype>.gguf. dtype: f32, f16, bf16 or q8_0, of matrices; vectors are always f32.
     fallback: "static" writes a staged schedule's last stage. pretokenizer: see `gguf_tokenizer.add_tokenizer`.
-    Tensors are read, converted and written one by one. Raises CtxextError for a model whose architecture, activation
-    or rope llama.cpp can't run as transformers does, UsageError for a wrong option.
+    Tensors are read, converted and written one by one. Raises CtxextError for a model whose architecture,
+    activation or rope llama.cpp can't run as transformers does, UsageError for a wrong option.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
@@ -86,7 +87,7 @@ def export_gguf(
 
 
 def _architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -> tuple[str, GgufRope]:
-    """The GGUF architecture, and the schedule in its words; CtxextError where llama.cpp would compute otherwise."""
+    """The GGUF architecture, and the schedule in its words; CtxextError where llama.cpp would differ."""
     model_type = config.get("model_type", "")
     arch = ARCHITECTURES.get(model_type)
     if arch is None:

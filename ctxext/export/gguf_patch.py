@@ -41,7 +41,7 @@ def patch_gguf(
 ) -> PatchedGguf:
     """Write a patched copy of a GGUF file, its weights and every key that isn't about the rope byte for byte.
 
-    out: the new file, by default ./<model>-<method>-<factor>x.gguf. trained_length, existing: as in `ctxext.patch`.
+    out: the new file, by default ./<model>-<method>-<factor>x.gguf. trained_length, existing: see `ctxext.patch`.
     fallback: "static" writes a staged schedule's last stage, which is all that llama.cpp can run of it.
     Written to a temporary sibling and renamed. Raises CtxextError for a file that can't be patched (see
     `gguf_rope.gguf_rope`), UsageError for wrong options.

@@ -1,4 +1,4 @@
-"""A tokenizer as llama.cpp reads it from a GGUF: the vocabulary, merges or scores, special tokens, chat template."""
+"""A tokenizer as llama.cpp reads it from a GGUF: vocabulary, merges or scores, special tokens, chat template."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from .gguf_file import require_gguf
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-# How llama.cpp calls the ways of cutting text before byte-pair merging. Keys: the pattern that tokenizer.json splits
-# by, without white space; "+digits" for a step that cuts every digit off.
+# How llama.cpp calls the ways of cutting text before byte-pair merging. Keys: the pattern that tokenizer.json
+# splits by, without white space; "+digits" for a step that cuts every digit off.
 _GPT2 = "bytelevel"
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+    + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?"
@@ -100,7 +103,7 @@ def _cutting(pre: Mapping[str, Any]) -> str | None:
     pattern, digits = None, ""
     for step in steps:
         if step.get("type") == "Split" and pattern is None:
-            pattern = "".join((step["pattern"].get("Regex") or "").split()).replace("|?[", "|?[")
+            pattern = "".join((step["pattern"].get("Regex") or "").split())
         elif step.get("type") == "Digits" and step.get("individual_digits"):
             digits = "+digits"
         elif step.get("type") == "ByteLevel":

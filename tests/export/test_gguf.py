@@ -320,9 +320,7 @@ def test_pytorch_weights_and_tied_heads(tmp_path):
     model = pico_model(tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "model.safetensors").unlink()
-    state = {k: v for k, v in model.state_dict().items()} | {
-        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)
-    }
+    state = dict(model.state_dict()) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
     torch.save(state, tmp_path / "m" / "pytorch_model.bin")
     done = export_gguf(tmp_path / "m", tmp_path / "x.gguf", dtype="f32")
     names = {t.name: t for t in read_gguf(done.out).tensors}

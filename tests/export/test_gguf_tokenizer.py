@@ -1,5 +1,6 @@
 """Tokenizers in a GGUF: transformers' reader gives the same ids back, and unknown kinds are refused."""
 
+import itertools
 import json
 
 import pytest
@@ -111,7 +112,7 @@ def merged_by_score(text, tokens, scores):
     """llama.cpp's sentencepiece: merge the neighbouring pair with the best score until none is a token."""
     pieces, score = list(text.replace(" ", "▁")), dict(zip(tokens, scores, strict=True))
     while True:
-        pairs = [(score.get(a + b), -i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))]
+        pairs = [(score.get(a + b), -i) for i, (a, b) in enumerate(itertools.pairwise(pieces))]
         best = max((p for p in pairs if p[0] is not None), default=None)
         if best is None:
             return pieces
@@ -122,7 +123,7 @@ def merged_by_score(text, tokens, scores):
 def test_unknown_kinds(tmp_path):
     spec = json.loads((TINY / "tokenizer.json").read_text())
     spec["pre_tokenizer"] = {"type": "Whitespace"}
-    with pytest.raises(CtxextError, match="pass llama.cpp's name for it"):
+    with pytest.raises(CtxextError, match=r"pass llama\.cpp's name for it"):
         pretokenizer_name(spec)
     folder = tmp_path / "m"
     folder.mkdir()
@@ -130,7 +131,7 @@ def test_unknown_kinds(tmp_path):
         if path.is_file():
             (folder / path.name).write_bytes(path.read_bytes())
     (folder / "tokenizer.json").write_text(json.dumps(spec))
-    with pytest.raises(CtxextError, match="pass llama.cpp's name"):
+    with pytest.raises(CtxextError, match=r"pass llama\.cpp's name"):
         export_gguf(folder, tmp_path / "x.gguf")
     done = export_gguf(folder, tmp_path / "x.gguf", pretokenizer="deepseek-llm")
     assert fields(done.out)["tokenizer.ggml.pre"] == "deepseek-llm"
