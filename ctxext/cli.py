@@ -27,6 +27,7 @@ from .options import (
     MethodName,
     Model,
     Set,
+    Target,
     TrainedLength,
     TrustRemoteCode,
     parse_settings,
@@ -114,6 +115,7 @@ def patch(
     existing: Existing = "refuse",
     dtype: Dtype = "bfloat16",
     fallback: Fallback = "refuse",
+    target: Target = "all",
     trust_remote_code: TrustRemoteCode = False,
     in_gguf: Annotated[
         bool, typer.Option("--in-gguf", help="Write a .gguf from a .gguf: quantised weights stay as they are.")
@@ -137,6 +139,7 @@ def patch(
         "existing": existing,
         "dtype": dtype,
         "fallback": fallback,
+        "target": target,
         "trust_remote_code": trust_remote_code,
         **parse_settings(settings),
     }

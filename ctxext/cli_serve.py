@@ -7,9 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from . import terminal
+from . import methods, terminal
+from .checkpoint import plan, read_config
 from .errors import UsageError
-from .options import Fallback, Json, Model
+from .hf_config import write_config
+from .options import (
+    Existing,
+    Factor,
+    Fallback,
+    Json,
+    Model,
+    OptionalMethod,
+    Set,
+    Target,
+    TrainedLength,
+    parse_settings,
+)
+from .resolve import resolve
+from .rope import Rope
 
 app = typer.Typer()
 
@@ -50,6 +65,51 @@ def export(
     else:
         print(f"wrote {done.out}: {done.architecture}, {done.dtype}, {done.tensors} tensors")
         _print_rope(done)
+
+
+@app.command()
+def portability(
+    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="A patched folder, or any MODEL.")] = None,
+    method: OptionalMethod = None,
+    factor: Factor = 4.0,
+    settings: Set = None,
+    target: Target = "all",
+    fallback: Fallback = "refuse",
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
+    json: Json = False,
+) -> None:
+    """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
+    from .export.portability import portability as verdicts
+    from .export.portability import serve_without_patching, stand_in
+
+    options = parse_settings(settings)
+    name, schedule = model or "FOLDER", None
+    if method is None:
+        if model is None:
+            raise UsageError("give a MODEL, or --method and --factor")
+        config = read_config(resolve(model))
+    elif model is None:
+        schedule = methods.schedule(Rope(500000.0, 128, trained_length or 8192), method, factor, **options)
+        config = write_config(stand_in(schedule.rope), schedule, fallback=fallback, target=target)
+    else:
+        given = {"trained_length": trained_length, "existing": existing, "target": target, "fallback": fallback}
+        _, schedule, config = plan(model, method, factor, **given, **options)
+    found = verdicts(config, name)
+    unpatched = {} if schedule is None else serve_without_patching(schedule, config, model or "MODEL")
+    if json:
+        keys = {k: config.get(k) for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
+        document = {"model": model, "config": keys, "results": [v.to_dict() for v in found]}
+        terminal.print_json(document | {"without_patching": unpatched})
+        return
+    columns = ("runtime", "version", "", "note", "known by")
+    rows = ([v.runtime, v.version, v.runs, v.note, v.evidence] for v in found)
+    terminal.print_table(f"who runs {name}", columns, rows, left=5)
+    for verdict in found:
+        if verdict.runs in ("exact", "approximates"):
+            print(f"{verdict.runtime}:  {verdict.command}")
+    for runtime, line in unpatched.items():
+        print(f"{runtime}, the unpatched model:  {line}")
 
 
 def patch_gguf_file(

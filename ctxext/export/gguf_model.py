@@ -67,7 +67,7 @@ def export_gguf(
     folder = resolve(model, dtype="float32" if dtype == "f32" else "bfloat16")
     config = read_config(folder)
     schedule = read_schedule(config)
-    arch, rope = _architecture(config, schedule, fallback)
+    arch, rope = architecture(config, schedule, fallback)
     check_weights(folder)
     target = Path(out) if out is not None else Path(f"{display_name(model)}-{dtype}.gguf")
     names = _names(arch, config)
@@ -86,7 +86,7 @@ def export_gguf(
     return Exported(target, arch, dtype, kind, count, schedule, rope)
 
 
-def _architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -> tuple[str, GgufRope]:
+def architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -> tuple[str, GgufRope]:
     """The GGUF architecture, and the schedule in its words; CtxextError where llama.cpp would differ."""
     model_type = config.get("model_type", "")
     arch = ARCHITECTURES.get(model_type)
