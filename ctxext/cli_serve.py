@@ -137,3 +137,34 @@ def _print_rope(done: Any) -> None:
     said = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in done.rope.keys.items())
     print(f"  {said}{', rope_freqs.weight' if done.rope.freqs else ''}")
     print(f"  llama-server -m {done.out} -c {schedule.max_length}")
+
+
+@app.command()
+def doctor(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A model or adapter folder that anyone wrote.")],
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Mend what can be mended; old files are kept beside.")
+    ] = False,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens it was trained to read, if the folder forgot to say.", min=2)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find what is wrong with a folder's rope, explain it, and with --fix mend it. Exit 1 if an error is left."""
+    from .doctor import examine
+
+    found = examine(folder, fix=fix, context=context)
+    if json:
+        lists = {k: [f.to_dict() for f in getattr(found, k)] for k in ("findings", "mended", "left")}
+        terminal.print_json({"folder": str(found.folder), **lists})
+    elif not found.findings:
+        print(f"{found.folder}: nothing wrong found")
+    else:
+        for finding in found.findings:
+            done = "mended" if finding in found.mended else finding.level
+            print(f"{done}: {finding.where}: {finding.what}\n    fix: {finding.fix}   ({finding.report})")
+        for finding in found.left:
+            if finding not in found.findings:
+                print(f"{finding.level}: {finding.where}: {finding.what}\n    fix: {finding.fix}")
+    if any(f.level == "error" for f in found.left):
+        raise typer.Exit(1)

@@ -4,7 +4,8 @@
 
 SOURCES is a folder that holds the package `vllm` or `sglang` (an unpacked source distribution or wheel); without
 it the installed package. Only their rotary files run: everything else that those import (platforms, kernels,
-loggers) is replaced by stand-ins that say no to every question. So this proves the tables, and nothing about a server.
+loggers) is replaced by stand-ins that say no to every question. So this proves the tables, and nothing about a
+server.
 """
 
 from __future__ import annotations
