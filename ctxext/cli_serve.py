@@ -168,3 +168,30 @@ def doctor(
                 print(f"{finding.level}: {finding.where}: {finding.what}\n    fix: {finding.fix}")
     if any(f.level == "error" for f in found.left):
         raise typer.Exit(1)
+
+
+@app.command()
+def push(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A patched, merged or adapter folder.")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="Where to: owner/name.")],
+    base_model: Annotated[str | None, typer.Option(help="Hub id of the model that was patched.")] = None,
+    license: Annotated[str | None, typer.Option(help="For the card, such as apache-2.0.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Create a private repository.")] = False,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Open a pull request.")] = False,
+    message: Annotated[str | None, typer.Option("-m", "--message", help="Commit message.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Send it even if doctor finds errors.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the card and files, send nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Send a folder to the Hugging Face hub, checked first, with the card's metadata (base model, tags)."""
+    from .hub import push as run
+
+    options = {"base_model": base_model, "license": license, "private": private, "create_pr": create_pr}
+    done = run(folder, repo, message=message, force=force, dry_run=dry_run, **options)
+    if json:
+        terminal.print_json({"repo": done.repo, "files": list(done.files), "card": done.card, "url": done.url})
+    elif done.url is None:
+        print(done.card)
+        print("would send: " + ", ".join(done.files))
+    else:
+        print(f"sent {len(done.files)} files: {done.url}")

@@ -22,7 +22,8 @@ def _source(model_type: str, kind: str) -> str | None:
     """Text of transformers/models/<family>/<kind>_<family>.py, or None if there is no such family."""
     spec = importlib.util.find_spec("transformers")
     root = Path(spec.origin).parent / "models"
-    for family in (model_type, model_type.removesuffix("_text")):
+    folder = model_type.replace("-", "_")
+    for family in (folder, folder.removesuffix("_text")):
         path = root / family / f"{kind}_{family}.py"
         if path.is_file():
             return path.read_text()
