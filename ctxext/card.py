@@ -21,7 +21,8 @@ def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weig
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
-    fallback = not schedule.is_static and not keys["rope_parameters"]["rope_type"].startswith("ctxext")
+    refuses = str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
+    fallback = not schedule.is_static and not refuses
     runtimes = portability(config, folder="this-folder")
     at_end = " in the last stage" if len(schedule.stages) > 1 else ""
     return f"""---

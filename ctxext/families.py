@@ -47,10 +47,10 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return f"{model_type} is multimodal: its rotary embedding sits in a text model inside"
     if "dynamic_rope_update" not in source or config.get("alibi"):
         return f"{model_type} has no rotary embedding of the standard kind"
-    rotary = re.search(r"class \w*RotaryEmbedding\(nn\.Module\):.*?(?=\n\S)", source, re.S)
-    body = rotary.group(0) if rotary else ""
-    if "layer_type" in body:
-        return f"{model_type} keeps a rotary embedding per layer type"
+    body = _rotary(model_type)
+    others = _other_layer_types(config) if per_layer_type(model_type) else set()
+    if others:
+        return f"{model_type} keeps rotary embeddings for layers of type {', '.join(sorted(others))}"
     if "torch.polar" in body:
         return f"{model_type} rotates by complex numbers"
     if not re.search(r"def forward\(self, x, position_ids", body):
@@ -58,6 +58,26 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
     if "qk_rope_head_dim" in config:
         return f"{model_type} uses latent attention, where scaling also changes the softmax scale"
     return None
+
+
+def _rotary(model_type: str) -> str:
+    """The source of the family's rotary class; the text model's where there are several."""
+    source = _source(model_type, "modeling") or ""
+    found = re.findall(r"class (\w*RotaryEmbedding)\(nn\.Module\):(.*?)(?=\n\S)", source, re.S)
+    text = [body for name, body in found if "Text" in name]
+    return next(iter(text or [body for _, body in found]), "")
+
+
+def per_layer_type(model_type: str) -> bool:
+    """Whether the family keeps one table per type of layer, as Gemma 3 does: rope_parameters is then nested."""
+    return "layer_type" in _rotary(model_type)
+
+
+def _other_layer_types(config: Mapping[str, Any]) -> set[str]:
+    """Types of layers with a rope of their own that are neither full nor sliding attention."""
+    nested = config.get("rope_parameters") or {}
+    kinds = {k for k, v in nested.items() if isinstance(v, Mapping)} or set(config.get("layer_types") or ())
+    return kinds - {"full_attention", "sliding_attention"}
 
 
 def require_support(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> None:

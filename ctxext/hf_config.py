@@ -18,7 +18,7 @@ from typing import Any
 from . import methods
 from ._version import __version__
 from .errors import CtxextError, UsageError
-from .families import leaves_implicit, only_longrope
+from .families import leaves_implicit, only_longrope, per_layer_type
 from .rope import Rope, Schedule, unpatched
 
 # Keys that describe a scaling. Everything else in rope_parameters belongs to the model and is kept.
@@ -33,6 +33,8 @@ SCALING_KEYS = frozenset(
 # and theta * 1e18 still fits in float32.
 STOPPED = 1e18
 REFUSE = "needs ctxext.load"
+# Where rope_parameters is nested per layer type: the type whose rope is scaled.
+SCALED_LAYERS = "full_attention"
 EXISTING = ("refuse", "replace", "compose")
 FALLBACKS = ("refuse", "static")
 TARGETS = ("all", "vllm", "sglang", "llama.cpp", "mlx", "exllama")
@@ -47,7 +49,10 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     if any(isinstance(value, Mapping) for value in found.values()):
-        raise CtxextError("can't patch this model: it keeps a rotary embedding per layer type")
+        # One rope per type of layer: sliding layers never look further than their window, so theirs stays.
+        if not found.get(SCALED_LAYERS):
+            raise CtxextError("can't patch this model: no rope in its config is for layers with full attention")
+        found = dict(found[SCALED_LAYERS])
     found["rope_type"] = found.get("rope_type", found.pop("type", "default"))
     model_type = config.get("model_type", "")
     theta = found.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
@@ -74,7 +79,8 @@ def _class_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     if model_type not in CONFIG_MAPPING:
         return {}
     built = CONFIG_MAPPING[model_type].from_dict({k: v for k, v in config.items() if v is not None})
-    return dict(getattr(built, "rope_parameters", None) or {})
+    found = dict(getattr(built, "rope_parameters", None) or {})
+    return dict(found.get(SCALED_LAYERS) or {}) if per_layer_type(model_type) else found
 
 
 def head_dim(config: Mapping[str, Any]) -> int:
@@ -237,7 +243,9 @@ def native_parameters(
     if not schedule.is_static:
         return {"rope_type": f"ctxext {schedule.method} ({REFUSE})", "rope_theta": theta}
     native = schedule.native
-    if native is None or (only_longrope(model_type) and native["rope_type"] != "default"):
+    # transformers looks for yarn's truncate at the top of a nested dict, and doesn't find it.
+    untold = native is not None and native.get("truncate") is False and per_layer_type(model_type)
+    if native is None or untold or (only_longrope(model_type) and native["rope_type"] != "default"):
         return {"rope_theta": theta, **carrier(schedule)}
     if target == "mlx" and native["rope_type"] == "yarn" and not _usual_yarn(native):
         # MLX-LM ignores yarn's attention_factor and truncate, and reads a table exactly.
@@ -274,6 +282,8 @@ def write_config(
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
     keys = {**native_parameters(schedule, config.get("model_type", ""), fallback, target), **kept}
+    if per_layer_type(config.get("model_type", "")):
+        return _write_nested(new, keys, schedule)
     new["rope_parameters"] = keys
     plain = keys["rope_type"] == "default"
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
@@ -293,6 +303,33 @@ def write_config(
         new["head_dim"] = head_dim(config)
     new["ctxext"] = block(schedule)
     return new
+
+
+def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """The rest of `write_config` for a rope per layer type, which the older dialect has no common word for."""
+    if keys["rope_type"].startswith("ctxext"):
+        raise CtxextError(
+            f"{schedule.method} needs one rotary embedding for all layers, this model keeps one per layer type",
+            hint="use a static method, such as yarn",
+        )
+    nested = new.get("rope_parameters")
+    if not (isinstance(nested, Mapping) and SCALED_LAYERS in nested):
+        nested = _nested_defaults(new)
+    new["rope_parameters"] = {**nested, SCALED_LAYERS: keys}
+    # Flat, it would take the place of the nested dict, or be laid over it.
+    new.pop("rope_scaling", None)
+    new["rope_theta"] = keys["rope_theta"]
+    new["max_position_embeddings"] = schedule.max_length
+    new["ctxext"] = block(schedule)
+    return new
+
+
+def _nested_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the family's class makes of an older config: one rope per type of layer."""
+    from transformers import CONFIG_MAPPING
+
+    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
+    return dict(CONFIG_MAPPING[config["model_type"]].from_dict(plain).rope_parameters)
 
 
 def block(schedule: Schedule) -> dict[str, Any]:

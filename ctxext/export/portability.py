@@ -96,8 +96,9 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
     kind = keys["rope_type"]
     if kind.startswith("ctxext"):
         return frozenset({"staged", *_gguf(config)})
+    nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
     kind = {"su": "longrope", "none": "default"}.get(kind, kind)
-    found = {kind, *_gguf(config)}
+    found = {kind, *_gguf(config), *(["per layer type"] if nested else [])}
     length = config.get("max_position_embeddings") or config.get("n_positions")
     at_top = config.get("original_max_position_embeddings")
     original = at_top or keys.get("original_max_position_embeddings") or length

@@ -75,6 +75,7 @@ _KEY_ERROR = "stops with a KeyError; load with ctxext.load"
 _UNKNOWN = "knows no such rope type; a runtime that ignores unknown types would misread it"
 _USE_EXPORT = "use `ctxext export --to gguf`"
 _OTHER_FAMILY = "known for Llama, Mistral and Qwen only"
+_NESTED = "known for one rope for all layers only"
 _V4_KEYS = "reads rope_theta and rope_scaling only, which are missing: runs theta 10000 without scaling"
 
 RULES = (
@@ -130,6 +131,7 @@ RULES = (
         "pass --max-model-len: by default it multiplies max_position_embeddings by the factor again",
         "run",
     ),
+    _rule("vLLM", "per layer type", "unchecked", _NESTED, "source"),
     _rule("SGLang", "staged", "refused", _UNKNOWN, "source"),
     _rule("SGLang", "dynamic", "approximates", "static NTK at the largest length, for every text", "run"),
     _rule("SGLang", "linear+whole factor", "refused", "TypeError: the factor is written as an integer", "run"),
@@ -154,6 +156,7 @@ RULES = (
         "ignores attention_factor: needs short_mscale and long_mscale",
         "run",
     ),
+    _rule("SGLang", "per layer type", "unchecked", _NESTED, "source"),
     _rule(
         "llama.cpp, ctxext export",
         "staged",

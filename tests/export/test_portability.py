@@ -74,6 +74,7 @@ def all_configs():
         yield written(schedule)
         yield written(schedule, fallback="static")
     yield from OTHERS.values()
+    yield written(STATIC["yarn"], "gemma3_text")
 
 
 def answer(config, runtime):
