@@ -133,7 +133,7 @@ def smollm2_rows(done: set) -> Iterator[dict]:
                 "f32 short": compared(short, llama_cpp.logits(full, ids[:SHORT].tolist())),
                 "q4_1 short": compared(short, llama_cpp.logits(small, ids[:SHORT].tolist())),
             }
-            lengths = {"f32 long": LONG} | ({"f32 far": FAR} if method == "yarn" else {})
+            lengths = {"f32 long": LONG, "f32 far": FAR} if method == "yarn" else {"f32 long": LONG}
             for name, n in lengths.items():
                 rows = torch.from_numpy(llama_cpp.last_logits(full, ids[:n].tolist(), KEPT)).numpy()
                 row[name] = {"prompt": n, **compared(live_logits(model, ids[:n], KEPT), rows)}

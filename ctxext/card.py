@@ -48,12 +48,12 @@ tags: [ctxext, long-context, {schedule.method}]
 
 ## Who will run it
 
-| runtime | | | known by |
-|---|---|---|---|
-{chr(10).join(f"| {v.runtime} {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in runtimes)}
+| runtime | version | | | known by |
+|---|---|---|---|---|
+{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in runtimes)}
 
-```sh
-{chr(10).join(f"{v.command}   # {v.runtime}" for v in runtimes if v.runs in ("exact", "approximates"))}
+```text
+{chr(10).join(f"{v.runtime}: {v.command}" for v in runtimes if v.runs in ("exact", "approximates"))}
 ```
 
 ## The schedule

@@ -133,7 +133,8 @@ def _rope_dict(rope: Any) -> dict[str, Any]:
 
 def _print_rope(done: Any) -> None:
     schedule = done.schedule
-    print(f"  {schedule.method} x{schedule.factor:g}, reads {schedule.max_length:,} tokens")
+    named = "unpatched" if schedule.method == "none" else f"{schedule.method} x{schedule.factor:g}"
+    print(f"  {named}, reads {schedule.max_length:,} tokens")
     said = ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in done.rope.keys.items())
     print(f"  {said}{', rope_freqs.weight' if done.rope.freqs else ''}")
     print(f"  llama-server -m {done.out} -c {schedule.max_length}")

@@ -176,7 +176,7 @@ def test_target_mlx_makes_yarn_with_options_exact():
     assert answer(written(schedule), "MLX-LM").runs == "misread"
     config = written(schedule, target="mlx")
     assert config["rope_parameters"]["rope_type"] == "longrope"
-    for runtime in ("transformers", "vLLM", "SGLang", "MLX-LM", "ExLlamaV3", "llama.cpp, ctxext export"):
+    for runtime in ("transformers", "vLLM", "SGLang", "MLX-LM", "ExLlamaV3", "llama.cpp (ctxext export)"):
         assert answer(config, runtime).runs == "exact"
 
 
@@ -239,7 +239,7 @@ def test_command(monkeypatch, capsys, tmp_path):
     assert code == 0
     assert found["vLLM"]["runs"] == "exact"
     assert found["vLLM"]["command"] == f"vllm serve {folder} --max-model-len 256"
-    assert found["llama.cpp, convert_hf_to_gguf.py"]["runs"] == "misread"
+    assert found["llama.cpp (its own converter)"]["runs"] == "misread"
     assert {"version", "evidence", "note"} <= found["MLX-LM"].keys()
     code, out, _ = run(monkeypatch, capsys, "portability", "--method", "yarn", "--factor", 4)
     assert (code, "vllm serve FOLDER --max-model-len 32768" in out) == (0, True)
@@ -250,7 +250,7 @@ def test_command(monkeypatch, capsys, tmp_path):
     assert (code, "give a MODEL, or --method" in err) == (2, True)
     # The same table is in the card.
     card = (folder / "README.md").read_text()
-    assert "| vLLM 0.33.0 | exact |  | run |" in card
+    assert "| vLLM | 0.33.0 | exact |  | run |" in card
     assert "vllm serve this-folder --max-model-len 256" in card
 
 
