@@ -1,5 +1,10 @@
 """llama.cpp itself against transformers, where llama-cpp-python is installed (it builds from source: optional)."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import logits, pico_model
@@ -9,6 +14,7 @@ from ctxext import methods
 from ctxext.errors import CtxextError
 from ctxext.export.gguf_model import export_gguf
 from ctxext.export.gguf_patch import patch_gguf
+from ctxext.export.portability import portability
 from ctxext.resolve import TINY
 
 pytest.importorskip("gguf")
@@ -97,3 +103,39 @@ def test_losses_are_the_logits(folders, tmp_path, tokens):
     rows = torch.from_numpy(oracle.logits(path, ids)).double()
     want = torch.nn.functional.cross_entropy(rows[:-1], torch.tensor(ids[1:]), reduction="none")
     torch.testing.assert_close(torch.from_numpy(oracle.losses(path, ids)), want, atol=1e-9, rtol=0)
+
+
+CONVERT = """
+import sys
+sys.path[:0] = [{root!r}, {root!r} + "/gguf-py"]
+from pathlib import Path
+import gguf
+from conversion import get_model_class
+kind = get_model_class("LlamaForCausalLM")
+kind.set_vocab = lambda self: self.gguf_writer.add_tokenizer_model("no_vocab")
+kind(Path({folder!r}), gguf.LlamaFileType.ALL_F32, Path({out!r})).write()
+"""
+OWN = {"beta_fast": 8, "beta_slow": 2}
+CONVERTED = {"pi": {}, "ntk": {}, "theta": {}, "llama3": {}, "yarn": {}, "ntk_by_parts": {}, "nope": {}}
+CONVERTED |= {
+    "longrope": {"long_factor": DIVISORS},
+    "yarn, own ramp": OWN,
+    "yarn, own scale": {"attention_factor": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_llama_cpps_own_converter(name, folders, tmp_path, tokens):
+    """What the portability table says of convert_hf_to_gguf.py; CTXEXT_LLAMA_CPP names llama.cpp's sources."""
+    root = os.environ.get("CTXEXT_LLAMA_CPP")
+    if not root:
+        pytest.skip("CTXEXT_LLAMA_CPP isn't set")
+    method = name.split(",")[0]
+    options = {"method": method, "factor": 4, **CONVERTED[name]}
+    folder = ctxext.patch_checkpoint(folders / "llama", tmp_path / "m", **options).out
+    code = CONVERT.format(root=root, folder=str(folder), out=str(tmp_path / "x.gguf"))
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    difference, _ = compare(tmp_path / "x.gguf", folder, tokens)
+    config = json.loads((folder / "config.json").read_text())
+    said = next(v for v in portability(config) if v.runtime == "llama.cpp (its own converter)").runs
+    assert said == ("exact" if difference < 2e-4 else "misread"), difference
