@@ -20,14 +20,26 @@ from .errors import CtxextError
 @cache
 def _source(model_type: str, kind: str) -> str | None:
     """Text of transformers/models/<family>/<kind>_<family>.py, or None if there is no such family."""
-    spec = importlib.util.find_spec("transformers")
-    root = Path(spec.origin).parent / "models"
+    root = _models()
     folder = model_type.replace("-", "_")
     for family in (folder, folder.removesuffix("_text")):
         path = root / family / f"{kind}_{family}.py"
         if path.is_file():
             return path.read_text()
-    return None
+    borrowed = _borrowed_from(model_type) if kind == "modeling" else None
+    return _source(borrowed, kind) if borrowed else None
+
+
+def _models() -> Path:
+    return Path(importlib.util.find_spec("transformers").origin).parent / "models"
+
+
+def _borrowed_from(model_type: str) -> str | None:
+    """The family whose classes run this one (InternLM 3 is a Llama with a config class of its own), or None."""
+    auto = (_models() / "auto" / "modeling_auto.py").read_text()
+    found = re.search(rf'\("{re.escape(model_type)}", "(\w+)ForCausalLM"\)', auto)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found.group(1)).lower() if found else None
+    return name if name != model_type and (_models() / str(name)).is_dir() else None
 
 
 def in_transformers(model_type: str) -> bool:
@@ -55,6 +67,8 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return f"{model_type} rotates by complex numbers"
     if not re.search(r"def forward\(self, x, position_ids", body):
         return f"the rotary embedding of {model_type} isn't called as (x, position_ids)"
+    if config.get("layer_rope_theta"):
+        return f"{model_type} gives layers a theta of their own each"
     if "qk_rope_head_dim" in config:
         return f"{model_type} uses latent attention, where scaling also changes the softmax scale"
     return None
@@ -105,5 +119,6 @@ def leaves_implicit(model_type: str, name: str) -> bool:
 
 
 def only_longrope(model_type: str) -> bool:
-    """Whether the config class refuses every scaling type but longrope, as Phi-3's does."""
-    return 'not in ["default", "longrope"]' in (_source(model_type, "configuration") or "")
+    """Whether the family runs no scaling but longrope: Phi-3's config class says so, Phi-MoE reads its keys."""
+    refuses = 'not in ["default", "longrope"]' in (_source(model_type, "configuration") or "")
+    return refuses or '["long_mscale"]' in (_source(model_type, "modeling") or "")

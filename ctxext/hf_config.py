@@ -208,15 +208,16 @@ def carrier(schedule: Schedule) -> dict[str, Any]:
     # the same, so that it doesn't matter which one a runtime picks by it.
     original = round(length ** (1 / scale**2)) if scale >= 1 else schedule.rope.trained_length
     original = max(2, original)
-    keys = {
+    return {
         "rope_type": "longrope",
         "factor": length / original,
         "original_max_position_embeddings": original,
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": scale,
+        "short_mscale": scale,
+        "long_mscale": scale,
     }
-    return keys if scale == 1.0 else keys | {"short_mscale": scale, "long_mscale": scale}
 
 
 def formula_scale(length: int, original: int) -> float:
@@ -282,6 +283,9 @@ def write_config(
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
     keys = {**native_parameters(schedule, config.get("model_type", ""), fallback, target), **kept}
+    if "llama_4_scaling_beta" in kept:
+        # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
+        keys["original_max_position_embeddings"] = schedule.rope.trained_length
     if per_layer_type(config.get("model_type", "")):
         return _write_nested(new, keys, schedule)
     new["rope_parameters"] = keys

@@ -30,6 +30,7 @@ import ctxext
 from ctxext import methods, patching
 from ctxext.errors import CtxextError
 from ctxext.families import per_layer_type, unsupported_reason
+from ctxext.hf_config import SCALING_KEYS
 from ctxext.rotary import is_nested, table_of
 
 TRAINED, FACTOR, TOKENS = 64, 4, 112
@@ -72,8 +73,29 @@ SIZES: dict[str, Any] = {
 # What single families need beside that to be built small, or to let positions matter.
 MORE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
+    "flint": {"layer_types": ["sliding_attention", "full_attention"]},
     "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 48},
     "zaya": {"num_experts_per_tok": 1},
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "granitemoehybrid": {"layer_types": ["full_attention", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "gemma4_text": {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 8},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 128,
+        "hidden_size_per_layer_input": 8,
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "intermediate_size": [96, 96],
+    },
+    "dbrx": {
+        "d_model": 64,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": TRAINED,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
 }
 
 
@@ -93,13 +115,18 @@ def tiny_config(model_type: str) -> Any:
     kind = CONFIG_MAPPING[model_type]
     known = set(inspect.signature(kind.__init__).parameters) | set(getattr(kind, "__dataclass_fields__", {}))
     keys = {k: v for k, v in SIZES.items() if k in known} | MORE.get(model_type, {})
-    if per_layer_type(model_type):
-        keys["layer_types"] = ["sliding_attention", "full_attention"]
+    usual = {"sliding_attention", "full_attention"}
+    if per_layer_type(model_type) and set(getattr(kind(), "layer_types", None) or ()) <= usual:
+        keys["layer_types"] = sorted(usual, reverse=True)
     config = kind(**keys)
     rope = getattr(config, "rope_parameters", None)
     if isinstance(rope, dict) and rope.get("rope_type", "default") not in ("default", "proportional"):
         # Families whose class is scaled by default are patched from their original rope.
-        plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        kept = {k: v for k, v in rope.items() if k not in SCALING_KEYS}
+        plain = {"rope_type": "default", "rope_theta": rope["rope_theta"], **kept}
+        if "llama_4_scaling_beta" in kept:
+            # A temperature by position, which stretched positions would change: off here.
+            plain |= {"original_max_position_embeddings": TRAINED, "llama_4_scaling_beta": 0.0}
         config = kind(**keys, rope_parameters=plain)
     return config
 
