@@ -77,6 +77,10 @@ MORE: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 48},
     "zaya": {"num_experts_per_tok": 1},
     "dots1": {"n_shared_experts": 1},
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"),
+        {"layer_types": ["linear_attention", "full_attention"]},
+    ),
     "dots3_note_text": {"num_key_value_heads": 4},
     "granitemoehybrid": {"layer_types": ["full_attention", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
