@@ -23,9 +23,9 @@ def with_tokenizer(arguments: list[str]) -> list[str]:
     for place, argument in enumerate(arguments[:-1]):
         given = dict(part.partition("=")[::2] for part in arguments[place + 1].split(","))
         model = given.get("pretrained", "")
-        if argument in ("--model_args", "-a") and "tokenizer" not in given:
-            if model == "tiny" or model.endswith(".gguf"):
-                found[place + 1] += f",tokenizer={resolve(model)}"
+        unknown = model == "tiny" or model.endswith(".gguf")
+        if argument in ("--model_args", "-a") and unknown and "tokenizer" not in given:
+            found[place + 1] += f",tokenizer={resolve(model)}"
     return found
 
 
