@@ -70,17 +70,19 @@ SIZES: dict[str, Any] = {
     "use_cache": True,
     "attention_dropout": 0.0,
 }
+_HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 # What single families need beside that to be built small, or to let positions matter.
 MORE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "flint": {"layer_types": ["sliding_attention", "full_attention"]},
     "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 48},
     "zaya": {"num_experts_per_tok": 1},
+    "recurrent_gemma": {"num_hidden_layers": 3},
     "dots1": {"n_shared_experts": 1},
-    **dict.fromkeys(
-        ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text"),
-        {"layer_types": ["linear_attention", "full_attention"]},
-    ),
+    "qwen3_next": _HYBRID,
+    "qwen3_5_text": _HYBRID,
+    "qwen3_5_moe_text": _HYBRID,
+    "qwen4_exp_text": _HYBRID,
     "dots3_note_text": {"num_key_value_heads": 4},
     "granitemoehybrid": {"layer_types": ["full_attention", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -97,7 +99,7 @@ MORE: dict[str, dict[str, Any]] = {
         "n_heads": 4,
         "n_layers": 2,
         "max_seq_len": TRAINED,
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
 }
@@ -165,7 +167,13 @@ def family_row(model_type: str) -> dict[str, Any]:
 
 
 def _judged(model_type: str) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING
+
     reason = unsupported_reason({"model_type": model_type})
+    try:
+        reason = reason or unsupported_reason({**CONFIG_MAPPING[model_type]().to_dict(), "model_type": model_type})
+    except Exception as error:  # a class that has no defaults
+        return {"status": "not built", "why": _short(error)}
     if reason is not None:
         return {"status": "refused", "why": reason}
     try:
