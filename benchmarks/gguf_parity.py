@@ -34,7 +34,8 @@ from ctxext_evals import llama_cpp, smollm2
 from ctxext_evals.text import documents
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-SHORT, LONG, FAR, KEPT = 200, 2000, 9216, 200
+SHORT, LONG, KEPT = 200, 2000, 200
+LONG_METHODS = ("unpatched", "llama3", "yarn")
 PPL_TOKENS, BUCKET, PPL_METHODS = 12288, 2048, (None, "yarn", "ntk", "llama3")
 
 
@@ -117,7 +118,7 @@ def smollm2_rows(done: set) -> Iterator[dict]:
         work = Path(work)
         plain = export_gguf(resolve(source, dtype="float32"), work / "plain.gguf", dtype="f32").out
         model = ctxext.load(resolve(source, dtype="float32"), dtype=torch.float32).eval()
-        ids = kjv_ids(work, FAR)
+        ids = kjv_ids(work, LONG)
         for method, options in {"unpatched": {}, **static_methods(32)}.items():
             key = {"part": "smollm2", "model": "SmolLM2-135M", "method": method}
             if tuple(key.values()) in done:
@@ -133,8 +134,7 @@ def smollm2_rows(done: set) -> Iterator[dict]:
                 "f32 short": compared(short, llama_cpp.logits(full, ids[:SHORT].tolist())),
                 "q4_1 short": compared(short, llama_cpp.logits(small, ids[:SHORT].tolist())),
             }
-            lengths = {"f32 long": LONG, "f32 far": FAR} if method == "yarn" else {"f32 long": LONG}
-            for name, n in lengths.items():
+            for name, n in {"f32 long": LONG}.items() if method in LONG_METHODS else ():
                 rows = torch.from_numpy(llama_cpp.last_logits(full, ids[:n].tolist(), KEPT)).numpy()
                 row[name] = {"prompt": n, **compared(live_logits(model, ids[:n], KEPT), rows)}
             yield key | row

@@ -67,6 +67,16 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return f"{model_type} rotates by complex numbers"
     if not re.search(r"def forward\(self, x, position_ids", body):
         return f"the rotary embedding of {model_type} isn't called as (x, position_ids)"
+    kinds = config.get("layer_types")
+    # An older config leaves the pattern to its class.
+    mixed = {"full_attention", "sliding_attention"} <= set(kinds or ()) or (
+        kinds is None and config.get("sliding_window")
+    )
+    if mixed and _rotates_windows_only(source):
+        return (
+            f"{model_type} turns the keys of its sliding layers only, which never look further than their window; "
+            "its other layers know no positions, so there is nothing to scale"
+        )
     if config.get("layer_rope_theta"):
         return f"{model_type} gives layers a theta of their own each"
     if "qk_rope_head_dim" in config:
@@ -80,6 +90,12 @@ def _rotary(model_type: str) -> str:
     found = re.findall(r"class (\w*RotaryEmbedding)\(nn\.Module\):(.*?)(?=\n\S)", source, re.S)
     text = [body for name, body in found if "Text" in name]
     return next(iter(text or [body for _, body in found]), "")
+
+
+def _rotates_windows_only(source: str) -> bool:
+    """Whether attention applies its rope under a condition on the window, as Cohere 2 and EXAONE 4 do."""
+    condition = r"if self\.(?:is_local_attention|sliding_window is (?:not )?None(?: or self\.\w+)?):"
+    return re.search(condition + r"\n(?:.*\n){0,3}?.*= apply_rotary_pos_emb\(", source) is not None
 
 
 def per_layer_type(model_type: str) -> bool:

@@ -74,7 +74,6 @@ _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 # What single families need beside that to be built small, or to let positions matter.
 MORE: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "flint": {"layer_types": ["sliding_attention", "full_attention"]},
     "mimo_v2_flash": {"head_dim": 48, "v_head_dim": 48},
     "zaya": {"num_experts_per_tok": 1},
     "recurrent_gemma": {"num_hidden_layers": 3},
