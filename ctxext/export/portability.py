@@ -49,7 +49,8 @@ def portability(config: Mapping[str, Any], folder: str = "FOLDER") -> list[Verdi
     Raises CtxextError if the config has no rotary embedding that can be read.
     """
     found = features(config)
-    length = config.get("max_position_embeddings") or "N"
+    block = config.get("ctxext")
+    length = read_block(block).max_length if block else config.get("max_position_embeddings") or "N"
     return [_verdict(runtime, found, folder, length) for runtime in RUNTIMES]
 
 

@@ -187,6 +187,7 @@ def test_target_vllm_leaves_linears_length():
     config = written(pi, target="vllm")
     assert config["max_position_embeddings"] * config["rope_parameters"]["factor"] == pi.max_length
     assert answer(config, "vLLM").note == ""
+    assert answer(config, "vLLM").command.endswith(f"--max-model-len {pi.max_length}")
     with pytest.raises(UsageError, match="target='onnx'"):
         written(pi, target="onnx")
 
