@@ -7,8 +7,9 @@ import pytest
 from ctxext import methods
 from ctxext.errors import CtxextError, UsageError
 from ctxext.families import require_support, unsupported_reason
-from ctxext.hf_config import carrier, read_rope, read_schedule, rope_parameters, sliding_window, write_config
+from ctxext.hf_config import read_rope, read_schedule, rope_parameters, sliding_window, write_config
 from ctxext.rope import Rope
+from ctxext.spelling import carrier
 
 V4 = {
     "model_type": "llama",

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PLAIN = ["rope", "methods", "hf_config", "families", "checkpoint", "inspection", "card", "cli"]
+PLAIN = ["rope", "methods", "spelling", "hf_config", "families", "checkpoint", "inspection", "card", "cli"]
+PLAIN += ["cli_serve", "doctor", "hub", "export.portability", "export.gguf_rope", "export.gguf_model"]
 
 
 def imported(path):

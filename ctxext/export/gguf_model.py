@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import read_config
 from ..errors import CtxextError, UsageError, warn
 from ..folder import check_weights, replacing_file
-from ..hf_config import FALLBACKS, head_dim, read_schedule, sliding_window
+from ..hf_config import head_dim, read_schedule, sliding_window
 from ..resolve import display_name, resolve
 from ..rope import Schedule
+from ..spelling import FALLBACKS
 from .gguf_file import require_gguf
 from .gguf_rope import TENSOR, GgufRope, gguf_rope
 from .gguf_tokenizer import add_tokenizer

@@ -10,9 +10,10 @@ from typing import Any
 from .. import methods
 from ..errors import CtxextError, UsageError, warn
 from ..folder import replacing_file
-from ..hf_config import FALLBACKS, read_rope
+from ..hf_config import read_rope
 from ..resolve import display_name
 from ..rope import Schedule
+from ..spelling import FALLBACKS
 from .gguf_file import metadata, read_gguf, tensor, write_changed
 from .gguf_rope import READS_TABLE, TENSOR, GgufRope, config_of, gguf_rope, is_scaling_key
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError
-from ..hf_config import block, carrier
+from ..hf_config import block
 from ..rope import Schedule
+from ..spelling import carrier
 from .gguf_file import metadata, read_gguf, tensor
 
 TENSOR = "rope_freqs.weight"

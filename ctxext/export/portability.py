@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import CtxextError
-from ..hf_config import formula_scale, read_block, read_schedule, rope_parameters, write_config
+from ..hf_config import read_block, read_schedule, rope_parameters, write_config
 from ..rope import Rope, Schedule
+from ..spelling import formula_scale
 from .gguf_rope import gguf_rope
 from .runtimes import RULES, RUNTIMES, Runtime
 

@@ -14,8 +14,9 @@ from ctxext import methods
 from ctxext.errors import UsageError
 from ctxext.export.portability import features, portability, serve_without_patching, stand_in, verdicts
 from ctxext.export.runtimes import RULES, RUNTIMES
-from ctxext.hf_config import TARGETS, write_config
+from ctxext.hf_config import write_config
 from ctxext.rope import Rope
+from ctxext.spelling import TARGETS
 from ctxext_evals import serving_ropes
 
 ROPE = Rope(500000.0, 64, 2048)
