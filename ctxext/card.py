@@ -9,7 +9,7 @@ from typing import Any
 
 from . import methods
 from ._version import __version__
-from .export.portability import verdicts
+from .export.portability import portability
 from .rope import Schedule
 
 UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
@@ -21,8 +21,9 @@ def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weig
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
-    fallback = not schedule.is_static and not keys["rope_parameters"]["rope_type"].startswith("ctxext")
-    runtimes = verdicts(schedule, config.get("model_type", ""), "static" if fallback else "refuse")
+    refuses = str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
+    fallback = not schedule.is_static and not refuses
+    runtimes = portability(config, folder="this-folder")
     at_end = " in the last stage" if len(schedule.stages) > 1 else ""
     return f"""---
 base_model: {base}
@@ -47,9 +48,13 @@ tags: [ctxext, long-context, {schedule.method}]
 
 ## Who will run it
 
-| runtime | | |
-|---|---|---|
-{chr(10).join(f"| {v.runtime} | {v.runs} | {v.note} |" for v in runtimes)}
+| runtime | version | | | known by |
+|---|---|---|---|---|
+{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in runtimes)}
+
+```text
+{chr(10).join(f"{v.runtime}: {v.command}" for v in runtimes if v.runs in ("exact", "approximates"))}
+```
 
 ## The schedule
 

@@ -57,13 +57,15 @@ def plan(
     trust_remote_code: bool = False,
     dtype: str = "bfloat16",
     fallback: str = "refuse",
+    target: str = "all",
     **params: Any,
 ) -> tuple[Path, Schedule, dict[str, Any]]:
     """What patching would do: the source folder, the schedule and the new config.json, nothing written.
 
     trained_length, existing: as in `ctxext.patch`. dtype: of a .gguf's weights. fallback: what plain
     transformers shall do with a schedule that it can't run (several stages, start tokens): "refuse" to load,
-    or run its "static" approximation. params: the method's options.
+    or run its "static" approximation. target: the runtime that comes first, see `hf_config.write_config`.
+    params: the method's options.
     """
     methods.get(method).check(params)
     methods.check_factor(factor)
@@ -76,7 +78,7 @@ def plan(
     require_support(config, trust_remote_code=trust_remote_code)
     rope = read_rope(config, trained_length=trained_length, existing=existing)
     schedule = methods.schedule(rope, method, factor, **params)
-    new = write_config(config, schedule, fallback=fallback)
+    new = write_config(config, schedule, fallback=fallback, target=target)
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
         warn(window_message(window, schedule.max_length))

@@ -27,6 +27,7 @@ from .options import (
     MethodName,
     Model,
     Set,
+    Target,
     TrainedLength,
     TrustRemoteCode,
     parse_settings,
@@ -114,17 +115,31 @@ def patch(
     existing: Existing = "refuse",
     dtype: Dtype = "bfloat16",
     fallback: Fallback = "refuse",
+    target: Target = "all",
     trust_remote_code: TrustRemoteCode = False,
+    in_gguf: Annotated[
+        bool, typer.Option("--in-gguf", help="Write a .gguf from a .gguf: quantised weights stay as they are.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a patched copy of a model that plain transformers loads. Weights are linked, never read."""
     from .checkpoint import Patched, default_out, patch_checkpoint, plan
+
+    if in_gguf:
+        from .cli_serve import patch_gguf_file
+
+        given = {"trained_length": trained_length, "existing": existing, "fallback": fallback, "force": force}
+        patch_gguf_file(
+            model, out, method, factor, json=json, dry_run=dry_run, **given, **parse_settings(settings)
+        )
+        return
 
     options: dict[str, Any] = {
         "trained_length": trained_length,
         "existing": existing,
         "dtype": dtype,
         "fallback": fallback,
+        "target": target,
         "trust_remote_code": trust_remote_code,
         **parse_settings(settings),
     }
@@ -199,7 +214,10 @@ def merge(
 
 
 def _plug_in() -> None:
-    """Add the commands that installed packages offer."""
+    """Add the commands of cli_serve, and those that installed packages offer."""
+    from . import cli_serve
+
+    app.registered_commands += cli_serve.app.registered_commands
     for entry in entry_points(group="ctxext.commands"):
         command = entry.load()
         if isinstance(command, typer.Typer):

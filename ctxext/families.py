@@ -20,13 +20,26 @@ from .errors import CtxextError
 @cache
 def _source(model_type: str, kind: str) -> str | None:
     """Text of transformers/models/<family>/<kind>_<family>.py, or None if there is no such family."""
-    spec = importlib.util.find_spec("transformers")
-    root = Path(spec.origin).parent / "models"
-    for family in (model_type, model_type.removesuffix("_text")):
+    root = _models()
+    folder = model_type.replace("-", "_")
+    for family in (folder, folder.removesuffix("_text")):
         path = root / family / f"{kind}_{family}.py"
         if path.is_file():
             return path.read_text()
-    return None
+    borrowed = _borrowed_from(model_type) if kind == "modeling" else None
+    return _source(borrowed, kind) if borrowed else None
+
+
+def _models() -> Path:
+    return Path(importlib.util.find_spec("transformers").origin).parent / "models"
+
+
+def _borrowed_from(model_type: str) -> str | None:
+    """The family whose classes run this one (InternLM 3 is a Llama with a config class of its own), or None."""
+    auto = (_models() / "auto" / "modeling_auto.py").read_text()
+    found = re.search(rf'\("{re.escape(model_type)}", "(\w+)ForCausalLM"\)', auto)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found.group(1)).lower() if found else None
+    return name if name != model_type and (_models() / str(name)).is_dir() else None
 
 
 def in_transformers(model_type: str) -> bool:
@@ -46,17 +59,39 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return f"{model_type} is multimodal: its rotary embedding sits in a text model inside"
     if "dynamic_rope_update" not in source or config.get("alibi"):
         return f"{model_type} has no rotary embedding of the standard kind"
-    rotary = re.search(r"class \w*RotaryEmbedding\(nn\.Module\):.*?(?=\n\S)", source, re.S)
-    body = rotary.group(0) if rotary else ""
-    if "layer_type" in body:
-        return f"{model_type} keeps a rotary embedding per layer type"
+    body = _rotary(model_type)
+    others = _other_layer_types(config) if per_layer_type(model_type) else set()
+    if others:
+        return f"{model_type} keeps rotary embeddings for layers of type {', '.join(sorted(others))}"
     if "torch.polar" in body:
         return f"{model_type} rotates by complex numbers"
     if not re.search(r"def forward\(self, x, position_ids", body):
         return f"the rotary embedding of {model_type} isn't called as (x, position_ids)"
+    if config.get("layer_rope_theta"):
+        return f"{model_type} gives layers a theta of their own each"
     if "qk_rope_head_dim" in config:
         return f"{model_type} uses latent attention, where scaling also changes the softmax scale"
     return None
+
+
+def _rotary(model_type: str) -> str:
+    """The source of the family's rotary class; the text model's where there are several."""
+    source = _source(model_type, "modeling") or ""
+    found = re.findall(r"class (\w*RotaryEmbedding)\(nn\.Module\):(.*?)(?=\n\S)", source, re.S)
+    text = [body for name, body in found if "Text" in name]
+    return next(iter(text or [body for _, body in found]), "")
+
+
+def per_layer_type(model_type: str) -> bool:
+    """Whether the family keeps one table per type of layer, as Gemma 3 does: rope_parameters is then nested."""
+    return "layer_type" in _rotary(model_type)
+
+
+def _other_layer_types(config: Mapping[str, Any]) -> set[str]:
+    """Types of layers with a rope of their own that are neither full nor sliding attention."""
+    nested = config.get("rope_parameters") or {}
+    kinds = {k for k, v in nested.items() if isinstance(v, Mapping)} or set(config.get("layer_types") or ())
+    return kinds - {"full_attention", "sliding_attention"}
 
 
 def require_support(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> None:
@@ -84,5 +119,6 @@ def leaves_implicit(model_type: str, name: str) -> bool:
 
 
 def only_longrope(model_type: str) -> bool:
-    """Whether the config class refuses every scaling type but longrope, as Phi-3's does."""
-    return 'not in ["default", "longrope"]' in (_source(model_type, "configuration") or "")
+    """Whether the family runs no scaling but longrope: Phi-3's config class says so, Phi-MoE reads its keys."""
+    refuses = 'not in ["default", "longrope"]' in (_source(model_type, "configuration") or "")
+    return refuses or '["long_mscale"]' in (_source(model_type, "modeling") or "")

@@ -10,6 +10,7 @@ import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from .errors import CtxextError
 
@@ -102,6 +103,31 @@ def replacing(out: Path, *, force: bool) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def replacing_file(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """A new file that becomes `out` when the block ends well and vanishes when it doesn't.
+
+    Raises CtxextError if `out` is a folder, or a file and not `force`, and for a full disk or a folder that can't
+    be written.
+    """
+    out = Path(os.path.abspath(out.expanduser()))
+    _clear_leftovers(out)
+    if out.is_dir():
+        raise CtxextError(f"{out} is a folder", hint="give a file name with -o")
+    if out.exists() and not force:
+        raise CtxextError(f"{out} exists already", hint="--force overwrites it, -o writes elsewhere")
+    temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb+") as file:
+            yield file
+        os.replace(temporary, out)
+    except OSError as error:
+        raise _explained(error, out) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def _check_overwrite(out: Path, force: bool) -> None:
     if not out.is_dir():
         raise CtxextError(f"{out} exists and is a file", hint="choose another folder with -o")
@@ -122,8 +148,10 @@ def _clear_leftovers(out: Path) -> None:
             continue
         if "-old-" in left.name and not out.exists():
             os.rename(left, out)
-        else:
+        elif left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def _alive(pid: int) -> bool:

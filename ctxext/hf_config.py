@@ -18,7 +18,7 @@ from typing import Any
 from . import methods
 from ._version import __version__
 from .errors import CtxextError, UsageError
-from .families import leaves_implicit, only_longrope
+from .families import leaves_implicit, only_longrope, per_layer_type
 from .rope import Rope, Schedule, unpatched
 
 # Keys that describe a scaling. Everything else in rope_parameters belongs to the model and is kept.
@@ -33,8 +33,12 @@ SCALING_KEYS = frozenset(
 # and theta * 1e18 still fits in float32.
 STOPPED = 1e18
 REFUSE = "needs ctxext.load"
+# Where rope_parameters is nested per layer type: the type whose rope is scaled.
+SCALED_LAYERS = "full_attention"
 EXISTING = ("refuse", "replace", "compose")
 FALLBACKS = ("refuse", "static")
+TARGETS = ("all", "vllm", "sglang", "llama.cpp", "mlx", "exllama")
+_YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +49,10 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     if any(isinstance(value, Mapping) for value in found.values()):
-        raise CtxextError("can't patch this model: it keeps a rotary embedding per layer type")
+        # One rope per type of layer: sliding layers never look further than their window, so theirs stays.
+        if not found.get(SCALED_LAYERS):
+            raise CtxextError("can't patch this model: no rope in its config is for layers with full attention")
+        found = dict(found[SCALED_LAYERS])
     found["rope_type"] = found.get("rope_type", found.pop("type", "default"))
     model_type = config.get("model_type", "")
     theta = found.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
@@ -72,7 +79,8 @@ def _class_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     if model_type not in CONFIG_MAPPING:
         return {}
     built = CONFIG_MAPPING[model_type].from_dict({k: v for k, v in config.items() if v is not None})
-    return dict(getattr(built, "rope_parameters", None) or {})
+    found = dict(getattr(built, "rope_parameters", None) or {})
+    return dict(found.get(SCALED_LAYERS) or {}) if per_layer_type(model_type) else found
 
 
 def head_dim(config: Mapping[str, Any]) -> int:
@@ -185,34 +193,49 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
 def carrier(schedule: Schedule) -> dict[str, Any]:
     """Any static schedule as transformers' longrope type with equal short and long factors.
 
-    Runtimes disagree on longrope's attention scale unless both lengths are equal (then all give 1) or the
-    scale is spelled out in every key that one of them reads.
+    Runtimes disagree on longrope's attention scale: transformers reads attention_factor, vLLM and SGLang the
+    mscale keys, MLX-LM and ExLlama compute it from the two lengths. All of them are made to say the same; what the
+    model was trained with stands in the "ctxext" block.
     """
     stage = schedule.stages[0]
+    length = schedule.max_length
     divisors = [
         min(g / f, STOPPED) if f > 0 else STOPPED
         for g, f in zip(schedule.rope.geometric(), stage.inv_freq, strict=True)
     ]
     scale = stage.attention_scale
-    original = schedule.max_length if scale == 1.0 else schedule.rope.trained_length
-    keys = {
+    # MLX and ExLlama know the formula alone: the "original length" at which it gives this scale. Both lists are
+    # the same, so that it doesn't matter which one a runtime picks by it.
+    original = round(length ** (1 / scale**2)) if scale >= 1 else schedule.rope.trained_length
+    original = max(2, original)
+    return {
         "rope_type": "longrope",
-        "factor": schedule.max_length / original,
+        "factor": length / original,
         "original_max_position_embeddings": original,
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": scale,
+        "short_mscale": scale,
+        "long_mscale": scale,
     }
-    return keys if scale == 1.0 else keys | {"short_mscale": scale, "long_mscale": scale}
 
 
-def native_parameters(schedule: Schedule, model_type: str = "", fallback: str = "refuse") -> dict[str, Any]:
+def formula_scale(length: int, original: int) -> float:
+    """LongRoPE's attention scale by the two lengths, sqrt(1 + ln(length/original) / ln original)."""
+    return math.sqrt(1 + math.log(length / original) / math.log(original)) if length > original else 1.0
+
+
+def native_parameters(
+    schedule: Schedule, model_type: str = "", fallback: str = "refuse", target: str = "all"
+) -> dict[str, Any]:
     """`rope_parameters` for a schedule: its native type, else the carrier, else a type no runtime accepts.
 
     A schedule that is more than a frequency table gets a rope_type that makes plain transformers stop with
     a KeyError that names ctxext.load, because any type it accepts would run something else. With fallback
-    "static" plain transformers gets the schedule's static approximation instead.
+    "static" plain transformers gets the schedule's static approximation instead. target: see `write_config`.
     """
+    if target not in TARGETS:
+        raise UsageError(f"target={target!r} is not one of {', '.join(TARGETS)}")
     if fallback not in FALLBACKS:
         raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}")
     theta = schedule.rope.theta
@@ -221,7 +244,12 @@ def native_parameters(schedule: Schedule, model_type: str = "", fallback: str = 
     if not schedule.is_static:
         return {"rope_type": f"ctxext {schedule.method} ({REFUSE})", "rope_theta": theta}
     native = schedule.native
-    if native is None or (only_longrope(model_type) and native["rope_type"] != "default"):
+    # transformers looks for yarn's truncate at the top of a nested dict, and doesn't find it.
+    untold = native is not None and native.get("truncate") is False and per_layer_type(model_type)
+    if native is None or untold or (only_longrope(model_type) and native["rope_type"] != "default"):
+        return {"rope_theta": theta, **carrier(schedule)}
+    if target == "mlx" and native["rope_type"] == "yarn" and not _usual_yarn(native):
+        # MLX-LM ignores yarn's attention_factor and truncate, and reads a table exactly.
         return {"rope_theta": theta, **carrier(schedule)}
     keys = {"rope_theta": theta, **native}
     if native["rope_type"] == "yarn" and schedule.factor > 1:
@@ -233,23 +261,41 @@ def native_parameters(schedule: Schedule, model_type: str = "", fallback: str = 
     return keys
 
 
-def write_config(config: Mapping[str, Any], schedule: Schedule, *, fallback: str = "refuse") -> dict[str, Any]:
+def _usual_yarn(native: Mapping[str, Any]) -> bool:
+    usual = 0.1 * math.log(native["factor"]) + 1
+    return (
+        all(native[k] == v for k, v in _YARN_DEFAULTS.items()) and abs(native["attention_factor"] - usual) < 1e-9
+    )
+
+
+def write_config(
+    config: Mapping[str, Any], schedule: Schedule, *, fallback: str = "refuse", target: str = "all"
+) -> dict[str, Any]:
     """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
 
     Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
     fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static".
+    target: the runtime that comes first where one form can't suit all. "vllm" leaves the trained length in
+    max_position_embeddings under linear scaling, which vLLM multiplies by the factor; "mlx" writes yarn with
+    options of its own as a table. The others take the form for "all".
     """
     new = dict(config)
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(schedule, config.get("model_type", ""), fallback), **kept}
+    keys = {**native_parameters(schedule, config.get("model_type", ""), fallback, target), **kept}
+    if "llama_4_scaling_beta" in kept:
+        # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
+        keys["original_max_position_embeddings"] = schedule.rope.trained_length
+    if per_layer_type(config.get("model_type", "")):
+        return _write_nested(new, keys, schedule)
     new["rope_parameters"] = keys
     plain = keys["rope_type"] == "default"
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
     new["rope_theta"] = keys["rope_theta"]
     if "rotary_emb_base" in config:
         new["rotary_emb_base"] = keys["rope_theta"]
-    new["max_position_embeddings"] = schedule.max_length
+    multiplied = target == "vllm" and keys["rope_type"] == "linear"
+    new["max_position_embeddings"] = schedule.rope.trained_length if multiplied else schedule.max_length
     # transformers lets a top-level original length win over the one in the dict, and llama.cpp's converter
     # reads only the top-level one for llama3; for longrope it would lower vLLM's default length.
     if "original_max_position_embeddings" in config or keys["rope_type"] == "llama3":
@@ -261,6 +307,33 @@ def write_config(config: Mapping[str, Any], schedule: Schedule, *, fallback: str
         new["head_dim"] = head_dim(config)
     new["ctxext"] = block(schedule)
     return new
+
+
+def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    """The rest of `write_config` for a rope per layer type, which the older dialect has no common word for."""
+    if keys["rope_type"].startswith("ctxext"):
+        raise CtxextError(
+            f"{schedule.method} needs one rotary embedding for all layers, this model keeps one per layer type",
+            hint="use a static method, such as yarn",
+        )
+    nested = new.get("rope_parameters")
+    if not (isinstance(nested, Mapping) and SCALED_LAYERS in nested):
+        nested = _nested_defaults(new)
+    new["rope_parameters"] = {**nested, SCALED_LAYERS: keys}
+    # Flat, it would take the place of the nested dict, or be laid over it.
+    new.pop("rope_scaling", None)
+    new["rope_theta"] = keys["rope_theta"]
+    new["max_position_embeddings"] = schedule.max_length
+    new["ctxext"] = block(schedule)
+    return new
+
+
+def _nested_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the family's class makes of an older config: one rope per type of layer."""
+    from transformers import CONFIG_MAPPING
+
+    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
+    return dict(CONFIG_MAPPING[config["model_type"]].from_dict(plain).rope_parameters)
 
 
 def block(schedule: Schedule) -> dict[str, Any]:

@@ -26,6 +26,12 @@ Fallback = Annotated[
         help="If plain transformers can't run the schedule: refuse to load, or static, an approximation."
     ),
 ]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="The runtime that comes first if one form can't suit all: all, vllm, sglang, llama.cpp, mlx, exllama."
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="Type that a .gguf's weights are dequantised to.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Patch a model that brings its own code.")]
 Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length to reach.")]

@@ -17,10 +17,10 @@ from . import methods
 from .attention import attention_modules, wrap
 from .errors import CtxextError, warn
 from .families import unsupported_reason
-from .hf_config import read_rope, sliding_window
+from .hf_config import SCALED_LAYERS, read_rope, sliding_window
 from .messages import window_message
 from .rope import Schedule, unpatched
-from .rotary import build, build_stages, config_edits, rebuild
+from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staging import StagedRotary, find_layout
 
 _MISSING = object()
@@ -119,10 +119,9 @@ def find_decoder(model: nn.Module) -> nn.Module:
     if getattr(owners[0], _STATE, None) is None:
         config = getattr(rotary, "config", None)
         reason = unsupported_reason(config.to_dict()) if config is not None else "its rotary has no config"
-        if reason is None and not isinstance(getattr(rotary, "inv_freq", None), torch.Tensor):
-            reason = f"{type(rotary).__name__} has no inv_freq table"
         if reason:
             raise CtxextError(f"can't patch this model: {reason}")
+        table_of(rotary)
     return owners[0]
 
 
@@ -224,11 +223,20 @@ def verify(owner: nn.Module) -> None:
     rotary = owner.rotary_emb
     positions = torch.tensor([[0, min(getattr(rotary.config, "max_position_embeddings", 2), 4096) - 1]])
     positions = positions.to(embedding.device)
+    kind = (SCALED_LAYERS,) if is_nested(rotary) else ()
     seen = []
 
+    def reaches(cos: torch.Tensor, sin: torch.Tensor) -> bool:
+        want_cos, want_sin = rotary(cos[:1], positions, *kind)
+        return torch.equal(cos, want_cos.to(cos)) and torch.equal(sin, want_sin.to(sin))
+
     def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        if kwargs.get("position_embeddings") is not None:
-            seen.append(kwargs["position_embeddings"])
+        given = kwargs.get("position_embeddings")
+        if given is None:
+            return
+        seen.append(isinstance(given, tuple) and reaches(*given))
+        # With a rope per layer type the first layer may be one whose rope stays.
+        if seen[-1] or not kind:
             raise _Reached
 
     inner = [m for m in owner.modules() if m is not owner]
@@ -245,7 +253,5 @@ def verify(owner: nn.Module) -> None:
             "the patch has no effect: no layer of this model is given position_embeddings",
             hint="please report the model type and your transformers version",
         )
-    cos, sin = seen[0]
-    want_cos, want_sin = rotary(cos[:1], positions)
-    if not (torch.equal(cos, want_cos.to(cos)) and torch.equal(sin, want_sin.to(sin))):
+    if not any(seen):
         raise CtxextError("the patch has no effect: attention is given other angles than the patched module's")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -98,23 +99,43 @@ def _dequantised(gguf: Path, dtype: str) -> Path:
 
 
 def _convert(gguf: Path, out: Path, dtype: str) -> None:
-    try:
-        import gguf as _  # noqa: F401
-    except ImportError as error:
-        raise CtxextError(
-            "reading a .gguf file needs the gguf package", hint="pip install 'ctxext[gguf]'"
-        ) from error
+    from .export.gguf_file import read_gguf
+
+    reader = read_gguf(gguf)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    kind = reader.get_field("tokenizer.ggml.model")
+    tokenizer = None
     try:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        if kind is not None and kind.contents() != "no_vocab":
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except Exception as error:  # whatever its readers and the tokenizer library raise, the file is the reason
         raise CtxextError(f"transformers can't read {gguf}: {error}") from error
+    if model.config.model_type == "llama" and any(t.name.endswith("attn_q.bias") for t in reader.tensors):
+        raise CtxextError(
+            f"{gguf} is a Llama with attention biases (an exported Qwen2), which transformers' GGUF reader drops",
+            hint="use the folder that it was made from",
+        )
     # The weights are plain now; left in place, the entry would make from_pretrained look for a quantizer.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    _restore_scaling(gguf, out / "config.json")
+
+
+def _restore_scaling(gguf: Path, config_json: Path) -> None:
+    """Write the GGUF's rope scaling into the config: transformers' reader takes over theta and nothing else."""
+    from .export.gguf_rope import gguf_config, is_scaled
+    from .hf_config import read_schedule, write_config
+
+    if not is_scaled(gguf):
+        return
+    config = json.loads(config_json.read_text())
+    schedule = read_schedule(gguf_config(gguf))
+    if schedule.method != "none":
+        config_json.write_text(json.dumps(write_config(config, schedule), indent=2) + "\n")

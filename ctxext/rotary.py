@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .errors import CtxextError
-from .hf_config import write_config
+from .hf_config import SCALED_LAYERS, write_config
 from .rope import Schedule, unpatched
 
 
@@ -26,7 +26,24 @@ def rebuild(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
         setattr(config, key, value)
     with torch.device("cpu"):
         built = type(rotary)(config)
-    return keep_float32(built.to(rotary.inv_freq.device))
+    return keep_float32(built.to(table_of(rotary)[0].device))
+
+
+def table_of(rotary: nn.Module) -> tuple[torch.Tensor, float]:
+    """Frequencies and attention scale of a stock module; of its full-attention layers if it has several tables.
+
+    Raises CtxextError if it has none that is called as transformers calls them.
+    """
+    for prefix in ("", f"{SCALED_LAYERS}_"):
+        table = getattr(rotary, f"{prefix}inv_freq", None)
+        if isinstance(table, torch.Tensor):
+            return table, getattr(rotary, f"{prefix}attention_scaling")
+    raise CtxextError(f"can't patch this model: {type(rotary).__name__} has no inv_freq table")
+
+
+def is_nested(rotary: nn.Module) -> bool:
+    """Whether a stock module keeps one table per type of layer."""
+    return hasattr(rotary, f"{SCALED_LAYERS}_inv_freq")
 
 
 def config_edits(config: Any, schedule: Schedule) -> dict[str, Any]:
@@ -87,6 +104,10 @@ def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     check_table(scaled, table)
     if not schedule.start_tokens:
         return scaled
+    if is_nested(rotary):
+        raise CtxextError(
+            "start tokens need one rotary embedding for all layers, this model keeps one per layer type"
+        )
     # Rebuilt, not copied: the model may have been cast, and its own table with it.
     original = rebuild(rotary, config, unpatched(schedule.rope))
     return StartTokenRotary(original, scaled, schedule.start_tokens)
@@ -113,14 +134,15 @@ def check_table(rotary: nn.Module, schedule: Schedule) -> None:
     stage = schedule.stages[0]
     expected = torch.tensor(stage.inv_freq, dtype=torch.float64)
     allowed = 3e-6 * torch.tensor(schedule.rope.geometric(), dtype=torch.float64)
-    got = rotary.inv_freq.detach().double().cpu()
+    table, scale = table_of(rotary)
+    got = table.detach().double().cpu()
     if got.shape != expected.shape or not ((got - expected).abs() <= allowed).all():
         raise CtxextError(
             f"patching {type(rotary).__name__} did not give the frequencies of {schedule.method}",
             hint="please report the model's config.json and your transformers version",
         )
-    if abs(rotary.attention_scaling - stage.attention_scale) > 1e-6:
+    if abs(scale - stage.attention_scale) > 1e-6:
         raise CtxextError(
-            f"patching {type(rotary).__name__} gave attention scale {rotary.attention_scaling}, "
+            f"patching {type(rotary).__name__} gave attention scale {scale}, "
             f"{schedule.method} needs {stage.attention_scale}"
         )

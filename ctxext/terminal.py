@@ -158,6 +158,7 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
         f"{schedule.rope.trained_length:,} -> {schedule.max_length:,} tokens"
     )
     keys = done.config["rope_parameters"]
+    keys = keys.get("full_attention", keys)
     console.print(f"  rope_type {keys['rope_type']}, theta {keys['rope_theta']:g}")
     if not dry_run:
         console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")

@@ -230,7 +230,7 @@ def test_phi3_accepts_only_longrope():
         ({"hidden_size": 1}, "no model_type"),
         ({"model_type": "gpt2"}, "no rotary embedding of the standard kind"),
         ({"model_type": "falcon", "alibi": True}, "no rotary embedding"),
-        ({"model_type": "gemma3_text"}, "per layer type"),
+        ({"model_type": "gemma3_text", "layer_types": ["chunked_attention"]}, "layers of type chunked_attention"),
         ({"model_type": "llama4_text"}, "complex"),
         ({"model_type": "deepseek_v3", "qk_rope_head_dim": 64}, "latent attention"),
         ({"model_type": "llava", "text_config": {}}, "multimodal"),
@@ -274,7 +274,7 @@ def test_sliding_window_counts_only_if_every_layer_has_it(config, window):
     [
         ({"max_position_embeddings": None}, "--trained-length"),
         ({"hidden_size": None}, "neither head_dim nor hidden_size"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "full_attention": {}}}, "per layer type"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "full_attention": {}}}, "no rope in its config"),
     ],
 )
 def test_damaged_configs(change, message):

@@ -241,7 +241,7 @@ def test_a_rotary_per_layer_is_refused():
         ctxext.patch(model, "yarn", 4)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "gemma3_text", "llama4_text"])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama4_text"])
 def test_other_families_are_refused_with_the_reason(name):
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -278,3 +278,15 @@ def test_already_scaled_checkpoints(tokens):
     reference = pico_model()
     ctxext.patch(reference, "pi", 4)
     torch.testing.assert_close(live, logits(reference, tokens), atol=1e-5, rtol=0)
+
+
+def test_ministral3_keeps_what_its_attention_reads(tokens, tmp_path):
+    """A temperature by position from two keys of rope_parameters; a dict without them is a TypeError there."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}
+    model = pico_model("ministral3", rope_parameters={**rope, "original_max_position_embeddings": 64})
+    for method in ("ntk", "pi", "yarn", "nope"):
+        ctxext.patch(model, method, 4)
+        assert model.config.rope_parameters["original_max_position_embeddings"] == 64
+        assert model.config.rope_parameters["llama_4_scaling_beta"] == 0.1
+        model.save_pretrained(tmp_path / method)
+        assert torch.equal(logits(ctxext.load(tmp_path / method).eval(), tokens), logits(model, tokens))

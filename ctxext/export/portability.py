@@ -1,78 +1,197 @@
 """What each runtime does with a patched folder: runs it exactly, approximately, wrongly, or not at all.
 
-One table, keyed by how the schedule is written into config.json. Versions are those that the statement was
-checked against; "source" means that the code was read but not run.
+The statements are in `runtimes`; here a config.json is read for what those depend on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from ..hf_config import native_parameters
-from ..rope import Schedule
+from ..errors import CtxextError
+from ..hf_config import formula_scale, read_block, read_schedule, rope_parameters, write_config
+from ..rope import Rope, Schedule
+from .gguf_rope import gguf_rope
+from .runtimes import RULES, RUNTIMES, Runtime
+
+_PLAIN_YARN = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
+# How far two attention scales may be apart before logits notice in float32.
+_CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One runtime's answer. runs: "exact", "approximates", "misread" or "refused"; note: what to know or to do."""
+    """One runtime's answer; note: what to know or to do.
+
+    runs: "exact", "approximates", "misread", "refused", or "unchecked" where nobody looked.
+
+    version and evidence say against what the answer was checked, and how: "run" or "source". command serves it.
+    """
 
     runtime: str
     runs: str
     note: str
+    version: str
+    evidence: str
+    command: str
+
+    def to_dict(self) -> dict[str, str]:
+        """JSON-ready."""
+        return asdict(self)
 
 
-_RUNTIMES = (
-    "transformers 5.24",
-    "vLLM 0.33",
-    "SGLang 0.5.23",
-    "llama.cpp",
-    "MLX-LM (source)",
-    "ExLlamaV3 (source)",
-)
-_EXACT = ("exact", "")
-_NEEDS_FREQS = ("misread", "its converter drops the factors: write rope_freqs.weight into the GGUF")
-_BY_TYPE = {
-    "default": (_EXACT,) * 6,
-    "linear": (_EXACT,) * 6,
-    "llama3": (_EXACT,) * 6,
-    "yarn": (_EXACT,) * 6,
-    "yarn, options changed": (
-        _EXACT,
-        _EXACT,
-        _EXACT,
-        ("misread", "reads no betas, truncate or attention_factor from the file: write rope_freqs.weight"),
-        ("misread", "ignores truncate and attention_factor"),
-        _EXACT,
-    ),
-    "longrope": (_EXACT, _EXACT, _EXACT, _NEEDS_FREQS, _EXACT, _EXACT),
-    "longrope, own attention scale": (
-        _EXACT,
-        _EXACT,
-        _EXACT,
-        _NEEDS_FREQS,
-        ("misread", "derives the attention scale from the two lengths alone"),
-        ("misread", "derives the attention scale from the two lengths alone"),
-    ),
-}
-_DEFAULT_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+def portability(config: Mapping[str, Any], folder: str = "FOLDER") -> list[Verdict]:
+    """What every known runtime does with a folder that has this config.json.
+
+    Raises CtxextError if the config has no rotary embedding that can be read.
+    """
+    found = features(config)
+    length = config.get("max_position_embeddings") or "N"
+    return [_verdict(runtime, found, folder, length) for runtime in RUNTIMES]
 
 
 def verdicts(schedule: Schedule, model_type: str = "llama", fallback: str = "refuse") -> list[Verdict]:
-    """What each known runtime does with the folder that ctxext writes for `schedule`."""
-    if not schedule.is_static and fallback == "static":
-        found = verdicts(schedule.static_approximation(), model_type)
-        note = "the last stage at every position: as good on long text, worse on short"
-        return [Verdict(v.runtime, "approximates" if v.runs == "exact" else v.runs, v.note or note) for v in found]
-    if not schedule.is_static:
-        refused = ("refused", "plain transformers stops with a KeyError; load with ctxext.load")
-        other = ("refused", "knows no such rope type; a runtime that ignores unknown types would misread it")
-        return [Verdict(_RUNTIMES[0], *refused), *(Verdict(name, *other) for name in _RUNTIMES[1:])]
-    keys = native_parameters(schedule, model_type)
+    """The same for the folder that ctxext would write for `schedule`, of a model that turns whole heads."""
+    return portability(write_config(stand_in(schedule.rope, model_type), schedule, fallback=fallback))
+
+
+def stand_in(rope: Rope, model_type: str = "llama") -> dict[str, Any]:
+    """A config.json with this rope and nothing else of its own."""
+    heads = {"hidden_size": rope.dim, "num_attention_heads": 1, "head_dim": rope.dim}
+    return {
+        "model_type": model_type,
+        **heads,
+        "max_position_embeddings": rope.trained_length,
+        "rope_theta": rope.theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta},
+    }
+
+
+def _verdict(runtime: Runtime, found: frozenset[str], folder: str, length: int | str) -> Verdict:
+    rule = next((r for r in RULES if r.runtime == runtime.name and r.features <= found), None)
+    runs, note, evidence = (
+        ("exact", "", runtime.evidence) if rule is None else (rule.runs, rule.note, rule.evidence)
+    )
+    if runs == "exact" and "last stage" in found:
+        runs, note = (
+            "approximates",
+            note or "the last stage at every position: as good on long text, worse on short",
+        )
+    # Where the runtime as a whole was only read, no line about it was run.
+    evidence = "source" if runtime.evidence == "source" else evidence
+    return Verdict(
+        runtime.name, runs, note, runtime.version, evidence, runtime.command.format(folder=folder, length=length)
+    )
+
+
+def features(config: Mapping[str, Any]) -> frozenset[str]:
+    """The words that the rules know, for a config.json as it stands (its numbers' types matter).
+
+    First the kind of scaling: default, linear, llama3, yarn, longrope, dynamic, staged, or what the config says.
+    """
+    keys = rope_parameters(config)
     kind = keys["rope_type"]
-    if kind == "yarn" and (
-        any(keys[k] != v for k, v in _DEFAULT_YARN.items()) or abs(keys.get("attn_factor", 1.0) - 1) > 1e-9
-    ):
-        kind = "yarn, options changed"
-    if kind == "longrope" and keys["attention_factor"] != 1.0:
-        kind = "longrope, own attention scale"
-    return [Verdict(name, *answer) for name, answer in zip(_RUNTIMES, _BY_TYPE[kind], strict=True)]
+    if kind.startswith("ctxext"):
+        return frozenset({"staged", *_gguf(config)})
+    nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
+    kind = {"su": "longrope", "none": "default"}.get(kind, kind)
+    found = {kind, *_gguf(config), *(["per layer type"] if nested else [])}
+    length = config.get("max_position_embeddings") or config.get("n_positions")
+    at_top = config.get("original_max_position_embeddings")
+    original = at_top or keys.get("original_max_position_embeddings") or length
+    factor = keys.get("factor") or (length / original if length and original else 1.0)
+    # GPT-NeoX's own name for theta was never renamed; readers of v4 keys know it for that family.
+    theta = config.get("rope_theta") or config.get("rotary_emb_base")
+    if (theta is None and keys["rope_theta"] != 10000) or (kind != "default" and not config.get("rope_scaling")):
+        found.add("no v4 keys")
+    if kind == "linear" and isinstance(keys.get("factor"), int):
+        found.add("whole factor")
+    if kind == "linear" and keys.get("original_max_position_embeddings", length) != length:
+        found.add("scaled length")
+    if kind == "yarn":
+        found |= _yarn(keys, factor, length, original)
+    if kind == "longrope":
+        found |= _longrope(keys, length, original)
+        if at_top is None:
+            found.add("no original at the top")
+    block = config.get("ctxext")
+    if block and not read_block(block).is_static:
+        found.add("last stage")
+    return frozenset(found)
+
+
+def _yarn(keys: Mapping[str, Any], factor: float, length: int | None, original: int | None) -> set[str]:
+    found = set()
+    if any(keys.get(k, v) != v for k, v in _PLAIN_YARN.items()):
+        found.add("own ramp")
+    if keys.get("truncate", True) is False:
+        found.add("no truncate")
+    usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    pair = keys.get("mscale") and keys.get("mscale_all_dim")
+    scale = keys.get("attention_factor")
+    if (scale is not None and abs(scale - usual) > _CLOSE) or (scale is None and pair):
+        found.add("own scale")
+    if keys.get("attn_factor") is None and not (scale is None and pair):
+        found.add("no attn_factor")
+    if length and original:
+        if original * factor < length - 0.5:
+            found.add("table too short")
+        if abs(length / original / factor - 1) > _CLOSE:
+            found.add("factor is not the ratio")
+    return found
+
+
+def _longrope(keys: Mapping[str, Any], length: int | None, original: int | None) -> set[str]:
+    found = set()
+    if keys.get("short_factor") != keys.get("long_factor"):
+        found.add("switching")
+    scale = keys.get("attention_factor")
+    if scale is not None and length and original and abs(scale - formula_scale(length, original)) > _CLOSE:
+        found.add("scale not in the formula")
+    if keys.get("short_mscale") is None or keys.get("long_mscale") is None:
+        found.add("no mscale keys")
+    return found
+
+
+def _gguf(config: Mapping[str, Any]) -> set[str]:
+    """Whether `ctxext export` can write this as a GGUF."""
+    from .gguf_model import ARCHITECTURES, architecture
+
+    if config.get("model_type") not in ARCHITECTURES:
+        return {"other family"}
+    try:
+        architecture(config, read_schedule(config), "static")
+    except CtxextError:
+        return {"no gguf table"}
+    return set()
+
+
+def serve_without_patching(schedule: Schedule, config: Mapping[str, Any], model: str) -> dict[str, str]:
+    """Command lines that make a server run a static schedule on the unpatched model, by runtime.
+
+    config: the patched config.json. llama.cpp has flags for a few schedules only.
+    """
+    if not schedule.is_static:
+        return {}
+    over = {k: config[k] for k in ("rope_parameters", "max_position_embeddings")}
+    lines = {
+        "vLLM": f"vllm serve {model} --max-model-len {schedule.max_length} --hf-overrides '{json.dumps(over)}'"
+    }
+    try:
+        keys = gguf_rope(schedule, "qwen2").keys
+    except CtxextError:
+        return lines
+    kind, rope = keys["rope.scaling.type"], schedule.rope
+    flags = f"-c {schedule.max_length}"
+    if kind == "none":
+        flags += f" --rope-freq-base {keys['rope.freq_base']:.8g}"
+    else:
+        flags += f" --rope-scaling {kind} --rope-scale {keys['rope.scaling.factor']:g}"
+    if kind == "yarn":
+        flags += f" --yarn-orig-ctx {rope.trained_length}"
+        if abs(keys["rope.scaling.attn_factor"] - 1) > _CLOSE:
+            return lines
+    return lines | {"llama.cpp": f"llama-server -m {model}.gguf {flags}"}

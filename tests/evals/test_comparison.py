@@ -81,7 +81,7 @@ def test_compare_end_to_end(monkeypatch, capsys, tmp_path, suite_file):
     for needed in (
         "class=loses",
         "data_sha256",
-        "transformers 5.24",
+        "llama.cpp (ctxext export)",
         "granularity",
         "llama.cpp",
         "RULER-type tasks",
