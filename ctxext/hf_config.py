@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from . import methods
+from . import methods, smollm3
 from ._version import __version__
 from .errors import CtxextError, UsageError
 from .families import leaves_implicit, only_longrope
@@ -233,16 +233,21 @@ def native_parameters(schedule: Schedule, model_type: str = "", fallback: str = 
     return keys
 
 
-def write_config(config: Mapping[str, Any], schedule: Schedule, *, fallback: str = "refuse") -> dict[str, Any]:
+def write_config(
+    config: Mapping[str, Any], schedule: Schedule, *, fallback: str = "refuse", live: bool = False
+) -> dict[str, Any]:
     """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
 
     Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
-    fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static".
+    fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static". live: for a model in
+    memory, which can't become another architecture.
     """
-    new = dict(config)
+    new, said = dict(config), schedule
+    if not live and smollm3.expressible(schedule, config.get("model_type", "")):
+        new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(schedule, config.get("model_type", ""), fallback), **kept}
+    keys = {**native_parameters(said, config.get("model_type", ""), fallback), **kept}
     new["rope_parameters"] = keys
     plain = keys["rope_type"] == "default"
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
@@ -278,7 +283,7 @@ def block(schedule: Schedule) -> dict[str, Any]:
 def digest(schedule: Schedule) -> str:
     """A short hash over everything that the schedule computes."""
     data = schedule.to_dict()
-    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length")}
+    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length", *schedule.beyond_table)}
     return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..hf_config import native_parameters
 from ..rope import Schedule
+from ..smollm3 import expressible
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,19 @@ def verdicts(schedule: Schedule, model_type: str = "llama", fallback: str = "ref
     """What each known runtime does with the folder that ctxext writes for `schedule`."""
     if not schedule.is_static and fallback == "static":
         found = verdicts(schedule.static_approximation(), model_type)
-        note = "the last stage at every position: as good on long text, worse on short"
+        note = "what the furthest position has at every position: as good on long text, worse on short"
         return [Verdict(v.runtime, "approximates" if v.runs == "exact" else v.runs, v.note or note) for v in found]
+    if expressible(schedule, model_type):
+        every = schedule.unrotated.every == 4
+        answers = (
+            _EXACT,
+            ("exact", "by its Transformers backend (source)"),
+            ("refused", "not checked"),
+            _EXACT if every else ("misread", "its SmolLM3 stops every fourth layer, whatever the config says (source)"),
+            ("exact", "as SmolLM3 (source)"),
+            ("refused", "not checked"),
+        )
+        return [Verdict(name, *answer) for name, answer in zip(_RUNTIMES, answers, strict=True)]
     if not schedule.is_static:
         refused = ("refused", "plain transformers stops with a KeyError; load with ctxext.load")
         other = ("refused", "knows no such rope type; a runtime that ignores unknown types would misread it")

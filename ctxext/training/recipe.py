@@ -180,14 +180,14 @@ def method_problems(content: dict[str, Any]) -> Iterator[Problem]:
 
 
 def is_staged(spec: MethodSpec | None) -> bool:
-    """Whether the method has several stages, tried on a rope that stands for any."""
+    """Whether the method has several stages or changes attention, tried on a rope that stands for any."""
     if spec is None:
         return False
     try:
         made = methods.schedule(Rope(10000.0, 64, 4096), spec.name, max(spec.factor, 2.0), **spec.params)
     except Exception:  # an option that needs the real rope (a list of factors): such methods are static
         return False
-    return len(made.stages) > 1
+    return len(made.stages) > 1 or made.changes_attention
 
 
 def parallel_sizes() -> tuple[int, int]:
