@@ -91,7 +91,7 @@ def attend(
             slopes = torch.tensor(_slopes(query.shape[1]), device=query.device)
             added = -slopes[:, None, None] * distance.clamp(min=0)[:, None]
         else:
-            added = learned(distance).float()
+            added = learned(distance)
         seen = visible(mask, query, key.shape[2], part)
         # The least float instead of -inf: a pad that sees nothing must not turn into NaN.
         added = torch.where(seen, added, torch.finfo(query.dtype).min).to(query.dtype)
@@ -117,8 +117,8 @@ def _with_coordinates(query, key, value, queries, keys, scaling):
     """Query, key and value with the coordinates whose product is m j; those of values are zero, cut off later."""
     queries, keys = queries.to(query.device), keys.to(query.device)
     slopes = torch.tensor(_slopes(query.shape[1]), dtype=torch.float64, device=query.device) / scaling
-    # Counted back from the last query: what is near has small numbers.
-    behind = (queries[:, -1:] - keys).clamp(min=0)
+    # Counted back from the farthest query: what is near has small numbers.
+    behind = queries.amax(1, keepdim=True) - keys
     if query.dtype in (torch.float32, torch.float64):
         sides = [(-slopes, behind)]
     else:
@@ -142,12 +142,13 @@ def visible(mask: Any, query: torch.Tensor, keys: int, part: slice) -> torch.Ten
     """Which keys each query of `part` may see, bool (batch or 1, 1, queries, keys), from any backend's mask."""
     device, count = query.device, query.shape[2]
     if mask is None:
+        # Left out by transformers where sdpa's own causal mask is right: a prefill (of a fixed-size cache too, whose
+        # further slots are empty), or one query that sees every key.
         slots = torch.arange(keys, device=device)
-        return (slots <= torch.arange(keys - count, keys, device=device)[part, None])[None, None]
+        return (slots <= slots[:count][part, None] if count > 1 else slots >= 0)[None].view(1, 1, -1, keys)
     if isinstance(mask, torch.Tensor):
-        if mask.dim() == 2:
-            causal = visible(None, query, keys, part)
-            return causal & mask[:, None, None, -keys:].bool()
+        if mask.dim() == 2:  # of flash attention: only which keys are pads
+            return mask[:, None, None, -keys:].bool().expand(-1, -1, part.stop - (part.start or 0), -1)
         mask = mask[:, :, part, :keys].to(device)
         return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     from torch.nn.attention.flex_attention import create_mask

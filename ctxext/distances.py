@@ -88,7 +88,9 @@ def attend(
     outs = []
     for block in blocks(query, key.shape[2]):
         here = queries[:, block]
-        seen = visible(mask, query, key.shape[2], block)[:, 0] & (here[:, :, None] >= keys[:, None, :])
+        seen = here[:, :, None] >= keys[:, None, :]
+        if mask is not None:
+            seen = seen & visible(mask, query, key.shape[2], block)[:, 0]
         scores, values = [], []
         for rule, its_keys in zip(rules, turned, strict=True):
             pairs = rule.holds(here[:, :, None], keys[:, None, :]) & seen

@@ -25,7 +25,12 @@ from .rope import Schedule, unpatched
 from .rotary import build, build_stages, config_edits, rebuild
 from .staging import StagedRotary, find_layout
 
-_MISSING = object()
+
+
+class _MISSING:
+    """Stands for an attribute that wasn't there. A class, as copies and pickles of a model keep its identity."""
+
+
 _STATE = "_ctxext"
 
 
