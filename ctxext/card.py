@@ -67,7 +67,11 @@ tags: [ctxext, long-context, {schedule.method}]
 
 def _loading(schedule: Schedule, native: bool, fallback: bool) -> str:
     if native:
-        return _beyond_table(schedule) + " " * bool(schedule.beyond_table) + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+        return (
+            _beyond_table(schedule)
+            + " " * bool(schedule.beyond_table)
+            + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+        )
     if fallback:
         return (
             f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json has "
@@ -98,7 +102,9 @@ def _beyond_table(schedule: Schedule) -> str:
         parts.append(f"Sinusoids times {schedule.table.scale:g} are added to the input embeddings.")
     if schedule.distances:
         rule = schedule.distances
-        parts.append(f"Rotary distances are {rule.kind}: exact below {rule.window} tokens, then kept in what was trained.")
+        parts.append(
+            f"Rotary distances are {rule.kind}: exact below {rule.window} tokens, then kept in what was trained."
+        )
     if schedule.unrotated:
         chosen = schedule.unrotated
         which = f"Every layer whose number is a multiple of {chosen.every}, from 1," if chosen.every else ""

@@ -26,7 +26,6 @@ from .rotary import build, build_stages, config_edits, rebuild
 from .staging import StagedRotary, find_layout
 
 
-
 class _MISSING:
     """Stands for an attribute that wasn't there. A class, as copies and pickles of a model keep its identity."""
 
@@ -212,7 +211,9 @@ def _beyond_table(owner: nn.Module, original: nn.Module, schedule: Schedule, sta
 def _decoder_layers(owner: nn.Module, attention: nn.Module) -> nn.ModuleList:
     """The list of layers that one of its attention modules is in."""
     return next(
-        m for m in owner.modules() if isinstance(m, nn.ModuleList) and any(attention is inner for inner in m.modules())
+        m
+        for m in owner.modules()
+        if isinstance(m, nn.ModuleList) and any(attention is inner for inner in m.modules())
     )
 
 

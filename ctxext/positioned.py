@@ -173,11 +173,15 @@ def attend(
 AttentionInterface.register(NAME, attend)
 
 
-def add_table(inner: Callable, frequencies: tuple[float, ...], scale: float, hidden_states, *args, **kwargs) -> Any:
+def add_table(
+    inner: Callable, frequencies: tuple[float, ...], scale: float, hidden_states, *args, **kwargs
+) -> Any:
     """The first decoder layer's forward, its input being the embeddings plus sinusoids by position."""
     positions = kwargs.get("position_ids")
     if positions is None:
         raise CtxextError("the first layer was called without position_ids, so sinusoids can't be added")
-    angles = positions[..., None].double() * torch.tensor(frequencies, dtype=torch.float64, device=positions.device)
+    angles = positions[..., None].double() * torch.tensor(
+        frequencies, dtype=torch.float64, device=positions.device
+    )
     table = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : hidden_states.shape[-1]]
     return inner(hidden_states + (scale * table).to(hidden_states), *args, **kwargs)

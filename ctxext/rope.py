@@ -18,7 +18,6 @@ from typing import Any
 from .encodings import Bias, Distances, InputTable, Layers, temperature_at
 from .errors import UsageError
 
-
 _KINDS = {"bias": Bias, "table": InputTable, "distances": Distances, "unrotated": Layers}
 EMPTY = {**dict.fromkeys(_KINDS), "temperature": 0.0}
 BEYOND_TABLE = tuple(EMPTY)

@@ -22,7 +22,10 @@ LENGTH = 40
 def attention_by_hand(module, hidden, scores):
     """One Llama attention module without its rotation; `scores(q, k)` gives logits of (heads, n, d) tensors."""
     n, size = hidden.shape[1], module.head_dim
-    q, k, v = (p(hidden)[0].view(n, -1, size).transpose(0, 1).double() for p in (module.q_proj, module.k_proj, module.v_proj))
+    q, k, v = (
+        p(hidden)[0].view(n, -1, size).transpose(0, 1).double()
+        for p in (module.q_proj, module.k_proj, module.v_proj)
+    )
     k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
     logit = scores(q, k).masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
     mixed = (logit.softmax(-1) @ v).transpose(0, 1).reshape(1, n, -1)
@@ -106,7 +109,9 @@ def test_alibi_far_out_in_bfloat16():
 
     positions = torch.arange(70000)[None]
     zero = torch.zeros(1, 9, 70000, 64, dtype=torch.bfloat16)
-    query, key, _ = _with_coordinates(zero[:, :, -1:], zero[:, :3], zero[:, :3], positions[:, -1:], positions, 0.125)
+    query, key, _ = _with_coordinates(
+        zero[:, :, -1:], zero[:, :3], zero[:, :3], positions[:, -1:], positions, 0.125
+    )
     got = (query[0, :, 0].double() @ key[0, 0].double().T) * 0.125
     want = -torch.tensor(encodings.alibi_slopes(9), dtype=torch.float64)[:, None] * positions.flip(1)
     torch.testing.assert_close(got, want, rtol=2e-5, atol=0)
@@ -197,14 +202,18 @@ def test_rotary_logits_depend_on_distance_alone():
     with torch.no_grad():
         moved = model(ids, position_ids=torch.arange(LENGTH)[None] + 37).logits
     torch.testing.assert_close(moved, logits(model, ids), atol=1e-4, rtol=0)
-    agree(model, lambda q, k: rotated(q, torch.arange(LENGTH)) @ rotated(k, torch.arange(LENGTH)).mT / math.sqrt(32))
+    agree(
+        model, lambda q, k: rotated(q, torch.arange(LENGTH)) @ rotated(k, torch.arange(LENGTH)).mT / math.sqrt(32)
+    )
 
 
 def test_nope_attention_sees_a_set():
     """One layer without position: the last query's output doesn't change when the keys before it are permuted."""
     model = pico_model(num_hidden_layers=1)
     ids = torch.randint(3, 128, (1, LENGTH), generator=torch.Generator().manual_seed(2))
-    mixed = torch.cat((ids[:, torch.randperm(LENGTH - 1, generator=torch.Generator().manual_seed(0))], ids[:, -1:]), 1)
+    mixed = torch.cat(
+        (ids[:, torch.randperm(LENGTH - 1, generator=torch.Generator().manual_seed(0))], ids[:, -1:]), 1
+    )
     assert (logits(model, ids) - logits(model, mixed))[:, -1].abs().max() > 0.1
     ctxext.patch(model, "nope", 4)
     torch.testing.assert_close(logits(model, ids)[:, -1], logits(model, mixed)[:, -1], atol=1e-5, rtol=0)
@@ -216,7 +225,11 @@ def test_nope_in_some_layers():
     ctxext.patch(model, "nope", 4, every=2)
     here = torch.arange(LENGTH)
     for layer, scores in enumerate(
-        [lambda q, k: rotated(q, here) @ rotated(k, here).mT / math.sqrt(32), lambda q, k: q @ k.mT / math.sqrt(32)] * 2
+        [
+            lambda q, k: rotated(q, here) @ rotated(k, here).mT / math.sqrt(32),
+            lambda q, k: q @ k.mT / math.sqrt(32),
+        ]
+        * 2
     ):
         agree(model, scores, layer)
     listed = pico_model(num_hidden_layers=4)
@@ -351,7 +364,10 @@ def test_json_round_trip(name, options):
         (lambda: Layers(every=4).of(3), "has no layer 4"),
         (lambda: methods.schedule(ROPE, "nope", 2, every=0), "at least 1"),
         (lambda: methods.schedule(ROPE, "drope", 2, temperature=-1), "must not be negative"),
-        (lambda: methods.schedule(ROPE, "self_extend", 4, window=16, group=2), "smaller window, or a larger group"),
+        (
+            lambda: methods.schedule(ROPE, "self_extend", 4, window=16, group=2),
+            "smaller window, or a larger group",
+        ),
         (lambda: methods.schedule(ROPE, "self_extend", 4, window=64), "leaves nothing"),
         (lambda: methods.schedule(ROPE, "rerope", 2, window=64), "never seen in training"),
         (lambda: methods.schedule(ROPE, "dual_chunk", 2, chunk=60, window=20), "distances up to 79"),

@@ -262,7 +262,9 @@ def test_a_choice_of_layers_is_written_as_smollm3(llama_folder, tmp_path, tokens
     for options in ({"every": 2}, {"layers": [0, 2]}):
         live = pico_model()
         ctxext.patch(live, "nope", 4, **options)
-        out = ctxext.patch_checkpoint(llama_folder, tmp_path / str(options), method="nope", factor=4, **options).out
+        out = ctxext.patch_checkpoint(
+            llama_folder, tmp_path / str(options), method="nope", factor=4, **options
+        ).out
         plain = AutoModelForCausalLM.from_pretrained(out).eval()
         assert type(plain) is SmolLM3ForCausalLM
         assert torch.equal(logits(plain, tokens), logits(live, tokens))

@@ -70,7 +70,9 @@ def verdicts(schedule: Schedule, model_type: str = "llama", fallback: str = "ref
             _EXACT,
             ("exact", "by its Transformers backend (source)"),
             ("refused", "not checked"),
-            _EXACT if every else ("misread", "its SmolLM3 stops every fourth layer, whatever the config says (source)"),
+            _EXACT
+            if every
+            else ("misread", "its SmolLM3 stops every fourth layer, whatever the config says (source)"),
             ("exact", "as SmolLM3 (source)"),
             ("refused", "not checked"),
         )
