@@ -28,7 +28,7 @@ from ctxext import terminal
 from ctxext.errors import CtxextError, UsageError
 
 BUCKET = 64
-MULTIPLES = (0.5, 1, 2, 4, 8)
+MULTIPLES = (0.5, 1, 1.5, 2, 4, 8)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 RESCUES = ("pi", "ntk", "yarn", "dynamic_ntk", "dynamic_yarn", "self_extend", "rerope", "dual_chunk")
 POOL = 64
