@@ -1,11 +1,11 @@
 """Biases by distance, ALiBi and T5, given to whatever attention backend a model uses.
 
-ALiBi is linear in the distance, -m (i - j), and a softmax doesn't see what is the same for all keys of a query. So m j
-alone is enough, and that is an inner product: one more coordinate per head, m on the query and j on the key. No
-heads x L x L tensor exists, and fused kernels stay in use. In bfloat16 the slope is split into two numbers and the
-position into two digits of base 256, all exact or nearly so, as kernels add products in float32. A backend that rounds
-scores to bfloat16 itself (eager, sdpa without a fused kernel) would lose them beside a large m j; it is given the bias
-as a mask instead, for a block of queries at a time. So is every T5 bias.
+ALiBi is linear in the distance, -m (i - j), and a softmax doesn't see what is the same for all keys of a query.
+So m j alone is enough, and that is an inner product: one more coordinate per head, m on the query and j on the
+key. No heads x L x L tensor exists, and fused kernels stay in use. In bfloat16 the slope is split into two
+numbers and the position into two digits of base 256, all exact or nearly so, as kernels add products in float32.
+A backend that rounds scores to bfloat16 itself (eager, sdpa without a fused kernel) would lose them beside a
+large m j; it is given the bias as a mask instead, for a block of queries at a time. So is every T5 bias.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def visible(mask: Any, query: torch.Tensor, keys: int, part: slice) -> torch.Ten
     """Which keys each query of `part` may see, bool (batch or 1, 1, queries, keys), from any backend's mask."""
     device, count = query.device, query.shape[2]
     if mask is None:
-        # Left out by transformers where sdpa's own causal mask is right: a prefill (of a fixed-size cache too, whose
-        # further slots are empty), or one query that sees every key.
+        # Left out by transformers where sdpa's own causal mask is right: a prefill (of a fixed-size cache too,
+        # whose further slots are empty), or one query that sees every key.
         slots = torch.arange(keys, device=device)
         return (slots <= slots[:count][part, None] if count > 1 else slots >= 0)[None].view(1, 1, -1, keys)
     if isinstance(mask, torch.Tensor):

@@ -183,8 +183,8 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
 def load_table(model: Any, folder: Path) -> bool:
     """Give a patched live model the learned bias table of a folder; False if neither or only the model has one.
 
-    The model was made by a class of transformers, which knows no such weight and left it unread. Raises CtxextError if
-    the folder has a table that the model doesn't, or one of another shape.
+    The model was made by a class of transformers, which knows no such weight and left it unread. Raises
+    CtxextError if the folder has a table that the model doesn't, or one of another shape.
     """
     import torch
     from safetensors import safe_open

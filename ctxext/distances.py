@@ -1,9 +1,9 @@
 """Attention in which far keys are given other rotary distances: Self-Extend, ReRoPE, dual-chunk attention.
 
-The cache holds keys that aren't rotated. Every pair of query and key belongs to exactly one part; in a part, queries
-and keys have positions of their own, and are rotated by those. The scores of all parts go through one softmax. It is
-written in plain tensor operations over blocks of queries, so that it runs on any device and in training; no
-heads x L x L tensor exists.
+The cache holds keys that aren't rotated. Every pair of query and key belongs to exactly one part; in a part,
+queries and keys have positions of their own, and are rotated by those. The scores of all parts go through one
+softmax. It is written in plain tensor operations over blocks of queries, so that it runs on any device and in
+training; no heads x L x L tensor exists.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def attend(
     dropout: float = 0.0,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention by the layer's rule. query and key aren't rotated; queries, keys: their positions (rows, tokens)."""
+    """Attention by the layer's rule. query and key aren't rotated; queries, keys: their positions."""
     unknown = [k for k in ("softcap", "s_aux", "sliding_window", "cu_seq_lens_q") if given.get(k) is not None]
     if unknown:
         raise CtxextError(f"{layer.schedule.method} can't run with this model's {', '.join(unknown)}")
-    batch, heads, count, size = query.shape
+    batch, heads, _, size = query.shape
     groups = heads // key.shape[1]
     rules = parts(layer.schedule.distances)
     turned = [_turned(layer, key, rule.key(keys)) for rule in rules]

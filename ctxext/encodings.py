@@ -1,8 +1,8 @@
 """Position encodings that no frequency table can express: plain data and the papers' formulas. No torch.
 
-A Schedule may carry, beside its frequencies, one of each: an additive bias by distance (ALiBi, T5), a table added to
-the input embeddings (sinusoids), a rule that maps distances to those seen in training (Self-Extend, ReRoPE,
-dual-chunk attention), and a choice of layers that don't rotate at all.
+A Schedule may carry, beside its frequencies, one of each: an additive bias by distance (ALiBi, T5), a table
+added to the input embeddings (sinusoids), a rule that maps distances to those seen in training (Self-Extend,
+ReRoPE, dual-chunk attention), and a choice of layers that don't rotate at all.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _at_least(value: float, least: float, what: str) -> None:
 class Bias:
     """A number per head added to the attention logits by the distance i - j of query and key.
 
-    kind "alibi": minus a slope times the distance; the slopes follow from the number of heads. kind "t5": learned,
-    one value per head and bucket of distances, shared by all layers as in T5. start: a new table's values, "zero" or
-    "alibi" (minus the slope times the bucket's smallest distance).
+    kind "alibi": minus a slope times the distance; the slopes follow from the number of heads. kind "t5":
+    learned, one value per head and bucket of distances, shared by all layers as in T5. start: a new table's
+    values, "zero" or "alibi" (minus the slope times the bucket's smallest distance).
     """
 
     kind: str
@@ -65,10 +65,12 @@ class InputTable:
 class Distances:
     """Which rotary distance a query i and a key j of distance d = i - j are given, in tokens.
 
-    kind "grouped" (Self-Extend): d below `window`, else floor(i/group) - floor(j/group) + window - floor(window/group).
+    kind "grouped" (Self-Extend): d below `window`, beyond it floor(i/group) - floor(j/group) plus a shift of
+    window - floor(window/group).
     kind "clipped" (ReRoPE): d below `window`, else window, plus (d - window) / group if a group is given.
-    kind "chunks" (dual-chunk attention): keys have positions j mod chunk; a query has i mod chunk for keys of its own
-    chunk, min(i mod chunk + chunk, chunk + window - 1) for those of the one before, chunk + window - 1 for older ones.
+    kind "chunks" (dual-chunk attention): keys have positions j mod chunk; a query has i mod chunk for keys of
+    its own chunk, min(i mod chunk + chunk, chunk + window - 1) for those of the one before, chunk + window - 1
+    for older ones.
     """
 
     kind: str
@@ -87,7 +89,7 @@ class Distances:
             _at_least(self.chunk, 1, "the chunk")
 
     def largest(self, length: int) -> float:
-        """The largest distance that a text of `length` tokens uses; it was seen in training if below its length."""
+        """The largest distance that a text of `length` tokens uses; seen in training if below its length."""
         if self.kind == "chunks":
             return min(length - 1, self.chunk + self.window - 1)
         if length <= self.window:

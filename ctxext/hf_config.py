@@ -239,8 +239,8 @@ def write_config(
     """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
 
     Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
-    fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static". live: for a model in
-    memory, which can't become another architecture.
+    fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static". live: for a
+    model in memory, which can't become another architecture.
     """
     new, said = dict(config), schedule
     if not live and smollm3.expressible(schedule, config.get("model_type", "")):

@@ -1,8 +1,8 @@
 """Patch a live model in place: apply a schedule, verify that it reached attention, undo it.
 
-Only the instance changes, never a transformers class. The patch is one attribute (the decoder's rotary module), a few
-keys of its config and, for what cos and sin can't carry, the forwards of its attention modules, so it survives
-save_pretrained, PEFT, device maps, torch.compile and gradient checkpointing.
+Only the instance changes, never a transformers class. The patch is one attribute (the decoder's rotary module),
+a few keys of its config and, for what cos and sin can't carry, the forwards of its attention modules, so it
+survives save_pretrained, PEFT, device maps, torch.compile and gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ def _restore(owner: nn.Module, state: _Patch) -> None:
 def _widen_window(owner: nn.Module, config: Any, schedule: Schedule, state: _Patch) -> None:
     """Drop a sliding window that every layer has and that is shorter than the target."""
     window = sliding_window(config.to_dict())
-    # Stages and changed attention can't use the keys of a sliding cache: they drop even a window that is wide enough.
+    # Stages and changed attention can't use the keys of a sliding cache: they drop even a window that is wide
+    # enough.
     table = len(schedule.stages) == 1 and not schedule.changes_attention
     if window is None or (window >= schedule.max_length and table):
         return

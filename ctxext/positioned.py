@@ -1,11 +1,11 @@
 """Attention of a live model under a position encoding that cos and sin can't carry.
 
 transformers' attention modules rotate queries and keys, put keys into the cache, and then look up an attention
-function by `config._attn_implementation`. Each module of a patched instance sees its config through a thin proxy that
-answers "ctxext" there. So the function below gets queries and all keys in between: it adds a bias, scales queries or
-rotates both by other distances, and gives them to whatever backend the model is set to. Every projection, norm, cache
-or hook around it stays the model's own. The name "ctxext" is registered with transformers once; no other model's
-behaviour changes by it.
+function by `config._attn_implementation`. Each module of a patched instance sees its config through a thin proxy
+that answers "ctxext" there. So the function below gets queries and all keys in between: it adds a bias, scales
+queries or rotates both by other distances, and gives them to whatever backend the model is set to. Every
+projection, norm, cache or hook around it stays the model's own. The name "ctxext" is registered with
+transformers once; no other model's behaviour changes by it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ NAME = "ctxext"
 
 @dataclass
 class Call:
-    """Where the tokens of one call of one layer are. queries: (rows, tokens). first_key: (rows,), the position that
-    slot 0 of the keys has; None if keys are exactly the call's own tokens. reached: the attention function ran."""
+    """Where the tokens of one call of one layer are.
+
+    queries: (rows, tokens). first_key: (rows,), the position that slot 0 of the keys has; None if keys are exactly
+    the call's own tokens. reached: the attention function ran.
+    """
 
     queries: torch.Tensor
     first_key: torch.Tensor | None
@@ -143,7 +146,7 @@ def attend(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The attention function of patched modules. query: (batch, heads, tokens, head size), as transformers gives it.
+    """The attention function of patched modules. query: (batch, heads, tokens, head size), as transformers does.
 
     Returns (batch, tokens, heads, head size) and the attention weights, if the backend gives any.
     """

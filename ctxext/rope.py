@@ -120,7 +120,8 @@ class Schedule:
     method, factor, params: how it was made; params hold every option with its value.
     bias, table, distances: what `encodings` describes; None if the schedule has none.
     unrotated: layers that don't rotate; the others do.
-    temperature: c; logits of a query beyond the trained length L are multiplied by 1 + c ln(n / L), n = position + 1.
+    temperature: c; logits of a query beyond the trained length L are multiplied by 1 + c ln(n / L), n being its
+        position + 1.
     """
 
     rope: Rope

@@ -49,7 +49,8 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         trained = runs[0]["trained_length"]
         label = LABELS.get(name, name)
         loss[label] = [
-            {"step": steps[0][0], **interval([s[1] for s in steps])} for steps in zip(*(r["loss"] for r in runs))
+            {"step": steps[0][0], **interval([s[1] for s in steps])}
+            for steps in zip(*(r["loss"] for r in runs), strict=True)
         ]
         temperatures |= {
             f"{label}, seed {seed}": run["temperature"] for seed, run in seeds.items() if "temperature" in run

@@ -1,8 +1,8 @@
 """Fit the temperature of long queries, 1 + c ln(n / L), on held-out text.
 
-DroPE (Gelberg et al. 2025, arXiv:2512.12167) sharpens attention beyond the trained length L by a coefficient c that
-is fitted once per model. Here c is the one with the least loss on the tokens beyond L: measured on a grid, then at the
-vertex of the parabola through the best point and its neighbours.
+DroPE (Gelberg et al. 2025, arXiv:2512.12167) sharpens attention beyond the trained length L by a coefficient c
+that is fitted once per model. Here c is the one with the least loss on the tokens beyond L: measured on a grid,
+then at the vertex of the parabola through the best point and its neighbours.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def fit(
 ) -> dict[str, Any]:
     """The c of least loss: {"temperature", "curve": [{"temperature", "nll", "ppl"}], "tokens", "length"}.
 
-    subject: a model of `models.load`, left as it was found. documents: token ids, all read up to the shortest one's
-    length, which must be beyond the trained length. nll is in nats per token beyond it, the tokens fitted on. A c at
-    the end of the grid is an answer too: no larger one was tried.
+    subject: a model of `models.load`, left as it was found. documents: token ids, all read up to the shortest
+    one's length, which must be beyond the trained length. nll is in nats per token beyond it, the tokens fitted
+    on. A c at the end of the grid is an answer too: no larger one was tried.
     """
     from . import perplexity
 

@@ -1,14 +1,14 @@
-"""Train short, test long: one small Llama per position encoding, tested on up to eight times what it was trained on.
+"""Train short, test long: one small Llama per position encoding, tested on up to eight times its trained length.
 
     python -m ctxext_evals.train_short recipes/train-short-test-long --text PATH --out DIR [--seeds 1,2,3]
 
-Every model is trained by the same recipe (model.yaml) from the same seed on the same batches; encodings.yaml says what
-is patched before the first step. A run that was killed goes on from its last checkpoint, and what DIR holds is not
-measured again. The measures:
+Every model is trained by the same recipe (model.yaml) from the same seed on the same batches; encodings.yaml
+says what is patched before the first step. A run that was killed goes on from its last checkpoint, and what DIR
+holds is not measured again. The measures:
 
 - perplexity of the last 64 tokens of held-out books, by length;
 - passkey retrieval by length;
-- copying: a random sequence of half the length is said twice, and the share of its second half that is guessed right.
+- copying: a random sequence of half the length is said twice; the share of the second half that is guessed right.
 
 The RoPE model is also measured as it is rescued without training: at each length by the factor that it needs.
 """
@@ -92,7 +92,7 @@ def train_one(recipe_path: Path, plan: dict, name: str, text: str, out: Path, se
 
 
 def copying(model: Any, length: int, *, vocabulary: int, rows: int, seed: int = 0) -> dict[str, Any]:
-    """Accuracy of copying: the second half of `rows` sequences of `length` tokens, which is the first half again."""
+    """Accuracy of copying: of the second half of `rows` sequences of `length` tokens, which is the first half."""
     import torch
 
     from .head import token_scores

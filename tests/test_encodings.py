@@ -1,4 +1,4 @@
-"""Each position encoding against the formula of its paper, written here anew, or against transformers' own code."""
+"""Each position encoding against the formula of its paper, written here anew, or transformers' own code."""
 
 import copy
 import json
@@ -151,7 +151,7 @@ def test_t5_attention():
     table = model.model.ctxext_bias.table
     with torch.no_grad():
         table.normal_(generator=torch.Generator().manual_seed(3))
-    # Raffel et al., section 2.1: one bucket per distance up to 4, then logarithmic to 20, all the rest in the last.
+    # Raffel et al., section 2.1: one bucket per distance up to 4, then logarithmic to 20, the rest in the last.
     bucket = [min(d if d < 4 else 4 + int(4 * math.log(d / 4) / math.log(5)), 7) for d in range(LENGTH)]
     bias = table.detach().double().T[:, torch.tensor(bucket)[DISTANCE.clamp(min=0).long()]]
     for layer in range(3):

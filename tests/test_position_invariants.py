@@ -1,7 +1,7 @@
 """The invariants matrix for encodings beyond frequencies: however a text is fed, the logits are the same.
 
-The rows are those of the staged schedules (test_staged.py). Then what a patch must survive: every family and backend,
-training, adapters, folders, copies, casts.
+The rows are those of the staged schedules (test_staged.py). Then what a patch must survive: every family and
+backend, training, adapters, folders, copies, casts.
 """
 
 import copy
@@ -109,7 +109,7 @@ def test_every_family_agrees_or_is_refused(name, tokens):
     for method in ("alibi", "t5_bias", "dual_chunk", "nope", "sinusoidal"):
         refused = name in ("gemma2", "cohere2", "falcon") and method in ("alibi", "t5_bias", "dual_chunk")
         if refused:
-            with pytest.raises(CtxextError, match="full attention in every layer|computes attention itself"):
+            with pytest.raises(CtxextError, match=r"full attention in every layer|computes attention itself"):
                 patched(method, model)
             assert torch.equal(logits(model, tokens), plain)
             continue

@@ -40,7 +40,7 @@ def t5_bias(
 def sinusoidal(rope: Rope, factor: float, *, base: float = 10000.0, scale: float = 1.0) -> Schedule:
     """Add sines and cosines of the position to the input embeddings; no rotation.
 
-    Coordinate 2i gets scale sin(p base^(-2i/d)), 2i + 1 the cosine, d being the hidden size. The paper's embeddings
-    are about as large as the table; for a model with small ones choose a smaller scale.
+    Coordinate 2i gets scale sin(p base^(-2i/d)), 2i + 1 the cosine, d being the hidden size. The paper's
+    embeddings are about as large as the table; for a model with small ones choose a smaller scale.
     """
     return replace(_stopped(rope, factor), table=InputTable(base, scale))

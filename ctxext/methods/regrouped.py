@@ -13,11 +13,11 @@ from . import method
 
 def _with(rope: Rope, factor: float, distances: Distances) -> Schedule:
     """The rope as it was, with a rule for distances that keeps the target length within the trained range."""
-    largest = distances.largest(target_length(rope, factor))
-    if largest > rope.trained_length - 1:
+    target, trained = target_length(rope, factor), rope.trained_length
+    largest = distances.largest(target)
+    if largest > trained - 1:
         raise UsageError(
-            f"at {target_length(rope, factor)} tokens this uses distances up to {largest:g}, the model was trained on "
-            f"{rope.trained_length} tokens",
+            f"at {target} tokens this uses distances up to {largest:g}, the model was trained on {trained} tokens",
             hint="a smaller window, or a larger group or step",
         )
     return replace(static(rope, factor, [1.0] * rope.size), distances=distances)
@@ -50,8 +50,8 @@ def self_extend(rope: Rope, factor: float, *, window: int | None = None, group: 
 def rerope(rope: Rope, factor: float, *, window: int | None = None, step: float | None = None) -> Schedule:
     """Exact distances up to a window, and that same distance for every key beyond.
 
-    min(d, w), by default with half of the trained length as the window. With a step k (Leaky ReRoPE) distances go on
-    growing, w + (d - w) / k.
+    min(d, w), by default with half of the trained length as the window. With a step k (Leaky ReRoPE) distances
+    go on growing, w + (d - w) / k.
     """
     window = _window(rope, window, 1 / 2)
     if factor == 1 and step is None:
@@ -65,8 +65,9 @@ def rerope(rope: Rope, factor: float, *, window: int | None = None, step: float 
 def dual_chunk(rope: Rope, factor: float, *, chunk: int | None = None, window: int | None = None) -> Schedule:
     """Cut the text into chunks: exact distances within one and to the end of the one before, the largest beyond.
 
-    With L trained tokens, chunks of s = 3L/4 and a local window w = L - s by default: a query has position i mod s for
-    its own chunk, min(i mod s + s, s + w - 1) for the one before, and s + w - 1 for older ones; keys have j mod s.
+    With L trained tokens, chunks of s = 3L/4 and a local window w = L - s by default: a query has position i mod
+    s for its own chunk, min(i mod s + s, s + w - 1) for the one before, and s + w - 1 for older ones; keys have
+    j mod s.
     """
     if chunk is None:
         chunk = max(1, rope.trained_length * 3 // 4)

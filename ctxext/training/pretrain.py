@@ -2,9 +2,9 @@
 
     python -m ctxext.training.pretrain recipes/pretrain-tiny.yaml --text PATH --out DIR [--resume] [key=value ...]
 
-The loop, checkpoints and optimiser are transformers' Trainer; this file only maps a recipe to it. OUT then
-holds model/ (bf16 weights and tokenizer), recipe.json, log.json (losses) and checkpoints/ (to resume after a kill).
-How good it became is for the evaluators to say: `ctxext eval passkey DIR/model`, `ctxext eval ppl DIR/model --data ...`.
+The loop, checkpoints and optimiser are transformers' Trainer; this file only maps a recipe to it. OUT then holds
+model/ (bf16 weights and tokenizer), recipe.json, log.json (losses) and checkpoints/ (to resume after a kill).
+How good it became is for the evaluators to say: `ctxext eval passkey DIR/model`, `ctxext eval ppl DIR/model ...`.
 """
 
 from __future__ import annotations

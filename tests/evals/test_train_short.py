@@ -12,7 +12,7 @@ from ctxext.training import pretrain
 from ctxext_evals import plots_train_short, train_short
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "train-short-test-long"
-WORDS = "in the beginning was a word and it was with us for ever and ever amen said the man to his son".split()
+WORDS = ["in", "the", "beginning", "was", "a", "word", "and", "it", "was", "with", "us", "for", "ever", "amen"]
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +39,26 @@ def folder(tmp_path_factory):
     kept = [line for line in plan.splitlines() if not line.startswith(("sinusoidal", "nope", "t5_bias"))]
     (folder / "encodings.yaml").write_text("\n".join(kept) + "\n")
     for name, count in (("a", 900), ("b", 900)):
-        text = " ".join(WORDS[i * (3 + len(name)) % len(WORDS)] + ("." if i % 9 == 0 else "") for i in range(count))
+        text = " ".join(WORDS[i * 4 % len(WORDS)] + ("." if i % 9 == 0 else "") for i in range(count))
         (folder / f"{name}.txt").write_text(text * 8)
     return folder
 
 
 @pytest.fixture(scope="module")
-def found(folder, tmp_path_factory, request):
+def found(folder, tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    request.addfinalizer(patch.undo)
     # Three lengths and one rescue are enough to go through every line.
     patch.setattr(train_short, "MULTIPLES", (0.5, 1, 2))
     patch.setattr(train_short, "RESCUES", ("yarn",))
     patch.setattr(train_short, "DEPTHS", (0.5,))
     patch.setattr("ctxext_evals.temperature.fit.__defaults__", (None, (0.0, 0.1, 0.2)))
     out = tmp_path_factory.mktemp("out")
-    return out, train_short.run_all(folder, str(folder), out, [1], None, 2)
+    yield out, train_short.run_all(folder, str(folder), out, [1], None, 2)
+    patch.undo()
 
 
 def test_everything_is_measured(found):
-    out, cells = found
+    _, cells = found
     assert list(cells) == ["rope", "alibi", "drope"]
     rope, alibi, drope = (cells[n]["1"] for n in cells)
     assert set(rope["variants"]) == {"as trained", "crop control", "yarn"}
@@ -67,7 +67,8 @@ def test_everything_is_measured(found):
     assert [p["length"] for p in rope["variants"]["as trained"]["ppl"]] == [64, 128, 256]
     assert [p["length"] for p in rope["variants"]["yarn"]["passkey"]] == [256]
     # Up to the trained length the crop control is the model itself.
-    for a, b in zip(rope["variants"]["as trained"]["ppl"][:2], rope["variants"]["crop control"]["ppl"], strict=False):
+    own, crop = (rope["variants"][name]["ppl"][:2] for name in ("as trained", "crop control"))
+    for a, b in zip(own, crop, strict=True):
         assert a["ppl"] == pytest.approx(b["ppl"], rel=1e-4)
     assert 0 <= drope["temperature"]["temperature"] <= 0.2
     assert len(rope["loss"]) == 10
