@@ -110,8 +110,8 @@ def copying(model: Any, length: int, *, vocabulary: int, rows: int, seed: int = 
     return {"length": length, "tokens": right.numel(), "accuracy": right.mean().item()}
 
 
-def measure(run: Path, documents: list, seed: int) -> dict[str, Any]:
-    """All measures of one trained model; of RoPE's the rescues too."""
+def measure(run: Path, documents: list, others: list, seed: int) -> dict[str, Any]:
+    """All measures of one trained model; of RoPE's the rescues too. others: texts to fit DroPE's temperature on."""
     from . import passkey, perplexity
     from .models import load
 
@@ -173,7 +173,7 @@ def measure(run: Path, documents: list, seed: int) -> dict[str, Any]:
     if subject.schedule.method == "drope":
         from .temperature import fit
 
-        found = fit(subject, documents, "drope", MULTIPLES[-1])
+        found = fit(subject, others, "drope", MULTIPLES[-1])
         answer["temperature"] = found
         subject.patch("drope", MULTIPLES[-1], existing="replace", temperature=found["temperature"])
         answer["variants"]["with temperature"] = all_of(lengths)
@@ -206,9 +206,12 @@ def run_all(
                 longest = int(recipe.model.max_position_embeddings * MULTIPLES[-1])
                 docs = [tokenizer.encode(t, add_special_tokens=False, verbose=False) for t in held_out.values()]
                 pieces = [d[i : i + longest] for i in range(0, 10 * longest, longest) for d in docs]
-                pieces = [p for p in pieces if len(p) == longest][:documents]
+                pieces = [p for p in pieces if len(p) == longest]
+                if len(pieces) < documents + 2:
+                    raise CtxextError(f"the held-out text gives {len(pieces)} pieces of {longest} tokens")
                 terminal.say(f"measuring {name}, seed {seed}")
-                document = measure(run, pieces, seed) | {"environment": results.environment()}
+                others = pieces[documents : 2 * documents]
+                document = measure(run, pieces[:documents], others, seed) | {"environment": results.environment()}
                 results.write_json(path, document)
     for path in sorted((out / "cells").glob("*.json")):
         name, _, seed = path.stem.rpartition("-")
