@@ -1,10 +1,11 @@
-"""Position encodings on SmolLM2-135M without training: what a replaced encoding does to it, and what regrouping gives.
+"""Position encodings on SmolLM2-135M, no training: what a replaced one does to it, and what regrouping gives.
 
     python -m ctxext_evals.smollm2_positions -o out/smollm2-positions
 
-Two questions. How lost is a RoPE model right after its rotation was replaced (ALiBi, sinusoids, none)? And do methods
-that need no training, Self-Extend, ReRoPE and dual-chunk attention, read 12k and 16k better than YaRN? The first
-document of `smollm2.py` is read, so that its stored results stand beside these. About 12 minutes on one core.
+Two questions. How lost is a RoPE model right after its rotation was replaced (ALiBi, sinusoids, none)? And do
+methods that need no training, Self-Extend, ReRoPE and dual-chunk attention, read 12k and 16k better than YaRN?
+The first document of `smollm2.py` is read, so that its stored results stand beside these. About 12 minutes on
+one core.
 """
 
 from __future__ import annotations

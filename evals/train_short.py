@@ -111,7 +111,7 @@ def copying(model: Any, length: int, *, vocabulary: int, rows: int, seed: int = 
 
 
 def measure(run: Path, documents: list, others: list, seed: int) -> dict[str, Any]:
-    """All measures of one trained model; of RoPE's the rescues too. others: texts to fit DroPE's temperature on."""
+    """All measures of a trained model; of RoPE's the rescues too. others: texts to fit DroPE's temperature on."""
     from . import passkey, perplexity
     from .models import load
 
