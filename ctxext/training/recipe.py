@@ -256,7 +256,7 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
     if cp > 1:
         if is_staged(recipe.method):
             yield Problem(
-                ("method", "name"), "a staged method needs all keys of a query in one place, not context parallel"
+                ("method", "name"), "this method needs all keys of a query in one place, not context parallel"
             )
         if data.layout == "packed":
             yield Problem(("data", "layout"), "context parallel drops the mask that keeps packed documents apart")
@@ -266,7 +266,7 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("data", "length"), f"must be a multiple of {2 * cp} for context parallel over {cp}")
     if sp > 1:
         if is_staged(recipe.method):
-            yield Problem(("method", "name"), "a staged method needs whole sequences, not Ulysses")
+            yield Problem(("method", "name"), "this method needs whole sequences, not Ulysses")
         if data.layout == "packed" and "flash" not in recipe.model.attention:
             yield Problem(("data", "layout"), "Ulysses can pack with flash attention only")
         if data.length % sp:
