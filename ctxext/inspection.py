@@ -37,7 +37,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
         try:
             schedule = method(rope, factor)
             if schedule.beyond_table:
-                why = f"its table says little: it has {', '.join(schedule.beyond_table)}"
+                why = f"its frequencies aren't the point: {', '.join(schedule.beyond_table)}"
                 left_out.append({"method": name, "why": why})
             elif len(schedule.stages) == 1:
                 made.append(schedule)

@@ -54,16 +54,12 @@ class Method:
 
     @property
     def loads(self) -> str:
-        """What plain transformers does with its folders: found by trying the method on a small rope."""
+        """What plain transformers does with its folders: found by trying the method's defaults on a small rope."""
         rope = Rope(10000.0, 8, 64)
         given = dict.fromkeys(self.needs, [1.0] * rope.size)
         schedule = self(rope, 2, **given)
         if not schedule.is_static:
             return "needs `ctxext.load`"
-        if any(o.name == "temperature" for o in self.options):
-            return "`longrope`; with a temperature needs `ctxext.load`"
-        if any(o.name == "layers" for o in self.options):
-            return "`longrope`; a choice of layers as `smollm3`"
         return f"`{schedule.native['rope_type']}`" if schedule.native else "`longrope`"
 
     @property
