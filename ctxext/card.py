@@ -96,7 +96,7 @@ def _beyond_table(schedule: Schedule) -> str:
     if schedule.start_tokens:
         parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
     if schedule.bias:
-        learned = ", learned and in the weights file" if schedule.bias.kind == "t5" else ""
+        learned = f", a learned table that starts at {schedule.bias.start}" if schedule.bias.kind == "t5" else ""
         parts.append(f"Attention logits have a bias by distance ({schedule.bias.kind}{learned}).")
     if schedule.table:
         parts.append(f"Sinusoids times {schedule.table.scale:g} are added to the input embeddings.")

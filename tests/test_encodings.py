@@ -132,6 +132,36 @@ def test_biases_in_bfloat16(method, tokens):
     assert error[method] < 1.5 * error["none"]
 
 
+def test_alibi_makes_no_mask(monkeypatch):
+    """sdpa is called as by the unpatched model, without a mask, on one more coordinate."""
+    model, seen = pico_model(), []
+    ctxext.patch(model, "alibi", 4)
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query, key, value, attn_mask=None, **options):
+        seen.append((query.shape[-1], key.shape[-1], attn_mask, options["is_causal"]))
+        return real(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    logits(model, torch.arange(3, 60)[None])
+    assert seen == [(33, 33, None, True)] * 3
+
+
+def test_alibi_without_a_fused_kernel(monkeypatch, tokens):
+    """In bfloat16 plain matrix products would round m j away: the bias goes into a mask then."""
+    from ctxext import biases
+
+    fused, plain = (pico_model().to(torch.bfloat16) for _ in range(2))
+    want = pico_model()
+    for model in (fused, plain, want):
+        ctxext.patch(model, "alibi", 4)
+    want, fused = logits(want, tokens), logits(fused, tokens).float()
+    monkeypatch.setattr(biases, "_FUSED", [torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
+    plain = logits(plain, tokens).float()
+    assert not torch.equal(fused, plain)
+    assert (plain - want).abs().mean() < 2 * (fused - want).abs().mean()
+
+
 # ---------------------------------------------------------------- T5
 
 

@@ -75,6 +75,17 @@ def test_every_shape_agrees(method, shape, tokens):
         assert mismatches == 0
 
 
+@pytest.mark.parametrize("method", ["t5_bias", "self_extend", "rerope leaky", "dual_chunk"])
+def test_blocks_of_queries_change_nothing(method, tokens, monkeypatch):
+    """A long text is read some queries at a time, so that no heads x L x L tensor exists."""
+    model = patched(method)
+    want = logits(model, tokens)
+    monkeypatch.setattr("ctxext.biases.BLOCK", 4 * 200 * 30)
+    torch.testing.assert_close(logits(model, tokens), want, atol=TOLERANCE, rtol=0)
+    for row in ("chunks of 50", "left padding", "static cache"):
+        assert differences(row, model, tokens)[0] < TOLERANCE
+
+
 def test_left_padding_in_small_chunks(tokens):
     """The first chunks of the short row hold nothing but pads."""
     short = tokens[:, :60].flip(1)

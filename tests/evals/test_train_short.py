@@ -22,8 +22,8 @@ def folder(tmp_path_factory):
     recipe = (RECIPES / "model.yaml").read_text()
     for old, new in (
         ("steps: 500", "steps: 2"),
-        ("steps: 300, mix", "steps: 2, mix"),
-        ("steps: 1200", "steps: 6"),
+        ("steps: 200, mix", "steps: 2, mix"),
+        ("steps: 900", "steps: 8"),
         ("warmup_steps: 50", "warmup_steps: 1"),
         ("decay_steps: 300", "decay_steps: 2"),
         ("save_steps: 200", "save_steps: 1"),
@@ -71,15 +71,15 @@ def test_everything_is_measured(found):
     for a, b in zip(own, crop, strict=True):
         assert a["ppl"] == pytest.approx(b["ppl"], rel=1e-4)
     assert 0 <= drope["temperature"]["temperature"] <= 0.2
-    assert len(rope["loss"]) == 10
+    assert len(rope["loss"]) == 12
 
 
 def test_drope_goes_on_from_the_rope_run(found):
-    """Its first 7 of 10 steps are the RoPE run's; then the loss is another."""
+    """Its first 9 of 12 steps are the RoPE run's; then the loss is another."""
     _, cells = found
     rope, drope = (dict(map(tuple, cells[n]["1"]["loss"])) for n in ("rope", "drope"))
-    assert [rope[s] for s in range(1, 8)] == [drope[s] for s in range(1, 8)]
-    assert rope[8] != drope[8]
+    assert [rope[s] for s in range(1, 10)] == [drope[s] for s in range(1, 10)]
+    assert rope[10] != drope[10]
 
 
 def test_a_second_call_measures_nothing(found, folder, monkeypatch):
