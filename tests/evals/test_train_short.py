@@ -21,12 +21,12 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe")
     recipe = (RECIPES / "model.yaml").read_text()
     for old, new in (
-        ("steps: 500", "steps: 2"),
+        ("steps: 400", "steps: 2"),
         ("steps: 200, mix", "steps: 2, mix"),
-        ("steps: 900", "steps: 8"),
+        ("steps: 600", "steps: 8"),
         ("warmup_steps: 50", "warmup_steps: 1"),
-        ("decay_steps: 300", "decay_steps: 2"),
-        ("save_steps: 200", "save_steps: 1"),
+        ("decay_steps: 250", "decay_steps: 2"),
+        ("save_steps: 300", "save_steps: 1"),
         ("logging_steps: 20", "logging_steps: 1"),
         ("tokens_per_step: 2048", "tokens_per_step: 256"),
         ("num_hidden_layers: 2", "num_hidden_layers: 1"),
