@@ -190,11 +190,10 @@ def _beyond_table(owner: nn.Module, original: nn.Module, schedule: Schedule, sta
         if schedule.bias and schedule.bias.kind == "t5":
             table = biases.T5Bias(schedule.bias, config.num_attention_heads)
             owner.add_module(biases.TABLE, table.to(owner.get_input_embeddings().weight.device))
-        shared = {"schedule": schedule, "owner": owner, "rotary": owner.rotary_emb, "layout": layout}
         for module in rotating if schedule.distances else attention_modules(owner, unrotated=True):
             _keep_forward(module, state)
             state.views[module] = module.config if hasattr(module, "config") else _MISSING
-            positioned.wrap(module, shared)
+            positioned.wrap(module, schedule, owner, layout)
     if schedule.unrotated:
         chosen = set(schedule.unrotated.of(config.num_hidden_layers))
         for module in rotating:

@@ -74,8 +74,8 @@ class _Config:
         return getattr(self._config, name)
 
 
-def wrap(module: nn.Module, layer_of_schedule: dict[str, Any]) -> None:
-    """Give one attention module its forward and its view of the config; `unwrap` takes both away.
+def wrap(module: nn.Module, schedule: Schedule, owner: nn.Module, layout: str | None) -> None:
+    """Give one attention module its forward and its view of the config. layout: how it pairs rotated coordinates.
 
     Raises CtxextError for a family whose attention doesn't go through transformers' attention functions.
     """
@@ -88,7 +88,7 @@ def wrap(module: nn.Module, layer_of_schedule: dict[str, Any]) -> None:
             f"{type(module).__name__} computes attention itself, without transformers' attention functions",
             hint="use a method that is a frequency table or staged (see `ctxext methods`)",
         )
-    layer = Layer(module, inner, cache_name, **layer_of_schedule)
+    layer = Layer(module, inner, cache_name, schedule, owner, owner.rotary_emb, layout)
     module.config = _Config(module.config, layer)
     module.forward = functools.partial(_forward, layer)
 
