@@ -2,8 +2,8 @@
 
     python benchmarks/invariants.py [--encodings] [-o FILE]      prints Markdown
 
-Runs the rows of tests/test_staged.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed). --encodings:
-on the methods of tests/test_position_invariants.py instead, with 2 layers as there.
+Runs the rows of tests/test_staged.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed); with
+--encodings on the methods of tests/test_position_invariants.py, with 2 layers as there.
 """
 
 import argparse
