@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from ctxext.errors import CtxextError
 from ctxext.patching import apply
 from ctxext.rope import Schedule
 from ctxext.training.loss import IGNORE, bind
@@ -18,7 +20,13 @@ class Fitness:
     """Measures schedules on one model. `model` is given the chunked loss of training, which is flat in memory."""
 
     def __init__(self, model: Any):
+        """Raises CtxextError for a model whose losses aren't numbers, or can't be computed in pieces."""
         self.model = model.eval()
+        if not math.isfinite(self._loss(Document(tuple(range(1, 17))))):
+            raise CtxextError(
+                f"the loss of {type(model).__name__} isn't finite even on a few tokens",
+                hint="check the weights, or load them in float32 or bfloat16",
+            )
         bytes_per_row = 2 * model.config.get_text_config().vocab_size
         # Just over 32 MiB of logits: smaller blocks stay in the C library's heap and split it.
         bind(model, max(64, (33 << 20) // bytes_per_row + 1))

@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,11 @@ class _Search:
     ):
         self.options, self.subject, self.factor = options, subject, factor
         self.out, self.work, self.team, self.watch = out, work, team, watch
+        self.space = long_space(options, subject.rope)
+        self.seeds = seeds(subject.rope, factor, self.space, subject.previous)
+        least = len(set(self.seeds.values()))
+        if options.evaluations is not None and options.evaluations < least:
+            raise UsageError(f"evaluations must be at least {least}: the search starts from so many candidates")
         self._read_data()
         settings = self._settings()
         log = team.from_first(lambda: Log.begin(work / "log.jsonl", settings, resume=options.resume))
@@ -237,10 +242,8 @@ class _Search:
         return model
 
     def run(self) -> dict[str, Any]:
-        options, rope = self.options, self.subject.rope
-        space = long_space(options, rope)
-        started_from = seeds(rope, self.factor, space, self.subject.previous)
-        long = self._phase("long", space, started_from, self._long_schedule, self.long)
+        options = self.options
+        long = self._phase("long", self.space, self.seeds, self._long_schedule, self.long)
         short = None
         if options.short == "search":
             small = self._short_space(long.best)
@@ -248,7 +251,7 @@ class _Search:
                 "short", small, self._short_seeds(small), lambda c: self._both(long.best, c.factors), self.short
             )
         final = self._final(long.best, short)
-        report = self._report(final, long, short, started_from)
+        report = self._report(final, long, short)
         self.team.from_first(lambda: self._write(final, report, long))
         return report
 
@@ -275,12 +278,8 @@ class _Search:
         seed = self.options.seed
         problem = Problem(space, started_from, evaluator, random.Random(f"{seed}/{name}"), seed)
         constants = strategies.constants(self.options.strategy, self.options.constants)
-        with self.watch(evaluator):
-            try:
-                strategies.get(self.options.strategy)(problem, **constants)
-            except BudgetSpent:
-                if evaluator.best is None:
-                    raise UsageError("evaluations is too small for a single candidate") from None
+        with self.watch(evaluator), suppress(BudgetSpent):
+            strategies.get(self.options.strategy)(problem, **constants)
         return evaluator
 
     def _long_schedule(self, candidate: Candidate) -> Schedule:
@@ -311,9 +310,7 @@ class _Search:
             return self._long_schedule(long)
         return self._both(long, short.best.factors if short else [1.0] * self.subject.rope.size)
 
-    def _report(
-        self, final: Schedule, long: Evaluator, short: Evaluator | None, started_from: dict[str, Candidate]
-    ) -> dict[str, Any]:
+    def _report(self, final: Schedule, long: Evaluator, short: Evaluator | None) -> dict[str, Any]:
         """What was found, beside PI, NTK, YaRN and the model as it was, on documents that the search never saw."""
         rope = self.subject.rope
         compared = {"as it was": self.subject.as_it_is}
@@ -327,7 +324,7 @@ class _Search:
             far, near = (self._perplexity(schedule, documents) for documents in checked)
             rows.append({"schedule": name, "long": far, "short": near})
         by_name = {row["schedule"]: row for row in rows}
-        first = long.means(list(started_from.values()))
+        first = long.means(list(self.seeds.values()))
         return {
             "out": str(self.out),
             "schedule": final.to_dict(),
@@ -337,7 +334,7 @@ class _Search:
             "tokens_short": short.tokens if short else 0,
             "full_evaluations": long.tokens / long.full_cost(),
             "best": math.exp(long.best_loss),
-            "seeds": {name: math.exp(loss) for name, loss in zip(started_from, first, strict=True)},
+            "seeds": {name: math.exp(loss) for name, loss in zip(self.seeds, first, strict=True)},
             "checked_on": "held-out documents" if self.held_out else "the documents of the search",
             "lengths": {"long": len(self.long[0].ids), "short": rope.trained_length},
             "rows": rows,
