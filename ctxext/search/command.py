@@ -80,7 +80,7 @@ def search(
 
     `accelerate launch -m ctxext search ...` divides the work among processes and finds the same.
     """
-    from .run import Options
+    from .options import Options
     from .run import search as run
 
     given: dict[str, Any] = {} if start_tokens is None else {"start_tokens": _numbers(start_tokens)}
@@ -152,20 +152,16 @@ def _watch(evaluator: Any) -> Iterator[None]:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    lengths, settings = report["lengths"], report["settings"]
-    measure = "perplexity" if settings["objective"] == "perplexity" else "perplexity of the needles' keys"
+    from .report import lost, measure
+
+    lengths, settings, without = report["lengths"], report["settings"], lost(report)
     terminal.print_table(
-        f"{measure} on {report['checked_on']}",
+        f"{measure(report)} on {report['checked_on']}",
         ("schedule", f"at {lengths['long']:,} tokens", f"plain text at {lengths['short']:,}"),
         [(r["schedule"], f"{r['long']:.3f}", f"{r['short']:.3f}") for r in report["rows"]],
     )
-    found = report["schedule"]
-    spent = f"{report['tokens']:,} model tokens"
-    terminal.say(f"{settings['strategy']}: {report['full_evaluations']:.0f} full evaluations, {spent}")
-    terminal.say(f"short text costs {report['short_change']:+.2%} in perplexity")
-    if len(report["rows"]) > 5:
-        lost = [f"its {found['start_tokens']} start tokens"] if found["start_tokens"] else []
-        lost += ["its short factors"] if len(found["stages"]) > 1 else []
-        done = "runs it without" if report["fallback"] == "static" else "refuses it because of"
-        terminal.say(f"plain transformers {done} {' and '.join(lost)} (last row); ctxext.load runs all of it")
+    spent = f"{report['full_evaluations']:.0f} full evaluations, {report['tokens']:,} model tokens"
+    terminal.say(f"{settings['strategy']}: {spent}; short text costs {report['short_change']:+.2%} in perplexity")
+    if without:
+        terminal.say(without)
     terminal.say(f"wrote [bold]{report['out']}[/], log and pictures in its search/")

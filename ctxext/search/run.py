@@ -7,20 +7,16 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctxext import methods
 from ctxext.adapters import fingerprint
-from ctxext.checkpoint import default_out, load, patch_checkpoint, read_config
+from ctxext.checkpoint import default_out, load, patch_checkpoint
 from ctxext.errors import CtxextError, UsageError, warn
-from ctxext.families import require_support
-from ctxext.hf_config import read_rope, read_schedule
-from ctxext.resolve import resolve
-from ctxext.rope import Rope, Schedule, target_length, unpatched
+from ctxext.rope import Schedule, target_length
 
 from . import documents as texts
 from . import strategies
@@ -28,116 +24,10 @@ from .documents import Document
 from .evaluator import BudgetSpent, Evaluator, Problem
 from .fitness import Fitness
 from .log import Log
+from .options import Options, Subject, long_space, read_subject
 from .parallel import World, world
-from .space import (
-    START_TOKENS,
-    Candidate,
-    Space,
-    as_params,
-    critical_floors,
-    critical_frequency,
-    factors_of,
-    seeds,
-)
-
-SHORT = ("search", "original", "none")
-"""What reads positions below the trained length: factors searched for it, the original ones, the long ones."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a search is asked for; the field names are those of the command line.
-
-    factor: times the trained length, whatever the model was extended to already. documents, held_out: texts of the
-    target length to search on and to check with. evaluations: full evaluations (all documents) at most, for each
-    of the two searches. critical: LongRoPE2's constraint from this frequency on; -1: from the first one that
-    made no full turn in training. attention_factor: on cos and sin; None: sqrt(1 + ln s / ln L).
-    """
-
-    model: str
-    factor: float
-    data: tuple[str, ...]
-    out: Path | None = None
-    strategy: str = "curve"
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    objective: str = "perplexity"
-    documents: int = 5
-    held_out: int = 5
-    short: str = "search"
-    evaluations: int | None = None
-    start_tokens: tuple[int, ...] = START_TOKENS
-    upper: float = 1.25
-    step: float = 0.01
-    critical: int | None = None
-    attention_factor: float | None = None
-    seed: int = 0
-    dtype: str = "auto"
-    attention: str = "sdpa"
-    trained_length: int | None = None
-    existing: str = "extend"
-    fallback: str = "static"
-    resume: bool = False
-    force: bool = False
-
-    def check(self) -> None:
-        """Raise UsageError for what can't be right whatever the model is."""
-        strategies.constants(self.strategy, self.constants)
-        methods.check_factor(self.factor)
-        choices = {
-            "objective": texts.OBJECTIVES,
-            "short": SHORT,
-            "existing": ("extend", "replace"),
-            "fallback": ("static", "refuse"),
-        }
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
-        if not self.data:
-            raise UsageError("a search needs text to compare candidates on", hint="give --data a file or a folder")
-        if self.documents < 1 or self.held_out < 0:
-            raise UsageError("a search needs at least one document, and not fewer than none to check with")
-        if self.evaluations is not None and self.evaluations < 1:
-            raise UsageError(f"evaluations must be at least 1, not {self.evaluations}")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """The model's folder, its original rope, and the schedule that it runs already, if any."""
-
-    folder: Path
-    rope: Rope
-    previous: Schedule | None
-
-    @property
-    def as_it_is(self) -> Schedule:
-        return self.previous or unpatched(self.rope)
-
-
-def read_subject(options: Options) -> Subject:
-    """Raises CtxextError for a model that can't be patched."""
-    folder = resolve(options.model, dtype="bfloat16" if options.dtype == "auto" else options.dtype)
-    if (folder / "adapter_config.json").is_file():
-        raise CtxextError(f"{folder} is an adapter", hint="merge it first: ctxext merge")
-    config = read_config(folder)
-    require_support(config)
-    if options.existing == "replace":
-        return Subject(folder, read_rope(config, trained_length=options.trained_length, existing="replace"), None)
-    now = read_schedule(config, options.trained_length)
-    if now.method == "none":
-        return Subject(folder, now.rope, None)
-    if now.rope.ratios:
-        raise CtxextError("this folder's scaling was composed of two", hint="search the folder that it came from")
-    return Subject(folder, now.rope, now)
-
-
-def long_space(options: Options, rope: Rope) -> Space:
-    """The candidates at the target length."""
-    floors: tuple[float, ...] = ()
-    if options.critical is not None:
-        at = critical_frequency(rope) if options.critical == -1 else options.critical
-        floors = critical_floors(rope.size, options.factor, at)
-    start_tokens = tuple(n for n in options.start_tokens if n <= rope.trained_length)
-    return Space(rope.size, options.factor, options.upper, options.step, start_tokens, floors)
+from .report import card_section, compared
+from .space import Candidate, Space, as_params, factors_of, seeds
 
 
 def search(options: Options, watch: Callable[..., AbstractContextManager] = nullcontext) -> dict[str, Any]:
@@ -312,15 +202,9 @@ class _Search:
 
     def _report(self, final: Schedule, long: Evaluator, short: Evaluator | None) -> dict[str, Any]:
         """What was found, beside PI, NTK, YaRN and the model as it was, on documents that the search never saw."""
-        rope = self.subject.rope
-        compared = {"as it was": self.subject.as_it_is}
-        compared |= {name: methods.schedule(rope, name, self.factor) for name in ("pi", "ntk", "yarn")}
-        compared["searched"] = final
-        if not final.is_static:
-            compared["searched, in plain transformers"] = final.static_approximation()
         checked = (self.held_out, self.held_out_short) if self.held_out else (self.long, self.short)
         rows = []
-        for name, schedule in compared.items():
+        for name, schedule in compared(self.subject, final, self.factor).items():
             far, near = (self._perplexity(schedule, documents) for documents in checked)
             rows.append({"schedule": name, "long": far, "short": near})
         by_name = {row["schedule"]: row for row in rows}
@@ -336,7 +220,7 @@ class _Search:
             "best": math.exp(long.best_loss),
             "seeds": {name: math.exp(loss) for name, loss in zip(self.seeds, first, strict=True)},
             "checked_on": "held-out documents" if self.held_out else "the documents of the search",
-            "lengths": {"long": len(self.long[0].ids), "short": rope.trained_length},
+            "lengths": {"long": len(self.long[0].ids), "short": self.subject.rope.trained_length},
             "rows": rows,
             "short_change": by_name["searched"]["short"] / by_name["as it was"]["short"] - 1,
             "history": [[tokens, math.exp(loss)] for tokens, loss in long.history],
@@ -371,22 +255,5 @@ class _Search:
         except ImportError:
             warn("no pictures were drawn: pip install 'ctxext[plot]'")
         with (self.out / "README.md").open("a") as card:
-            card.write(found_by(report))
+            card.write(card_section(report))
         shutil.move(self.work, self.out / "search")
-
-
-def found_by(report: Mapping[str, Any]) -> str:
-    """The model card's section on the search, Markdown."""
-    settings, lengths = report["settings"], report["lengths"]
-    rows = "\n".join(f"| {r['schedule']} | {r['long']:.3f} | {r['short']:.3f} |" for r in report["rows"])
-    measure = "perplexity" if settings["objective"] == "perplexity" else "perplexity of the needles' keys"
-    return f"""
-## How the factors were found
-
-By `ctxext search`, strategy {settings["strategy"]}, {report["tokens"]:,} model tokens, seed {settings["seed"]};
-everything that was tried is in search/log.jsonl. On {report["checked_on"]}:
-
-| schedule | {measure} at {lengths["long"]:,} tokens | perplexity at {lengths["short"]:,} |
-|---|--:|--:|
-{rows}
-"""

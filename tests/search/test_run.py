@@ -16,7 +16,8 @@ import ctxext
 from ctxext.checkpoint import read_config, stored_schedule
 from ctxext.errors import CtxextError, UsageError
 from ctxext.resolve import TINY
-from ctxext.search.run import Options, search
+from ctxext.search.options import Options
+from ctxext.search.run import search
 
 # Two documents of 512 tokens, three full evaluations beyond the seeds.
 SMALL = {"factor": 2, "data": ("tiny",), "documents": 2, "held_out": 1, "evaluations": 6, "dtype": "float32"}

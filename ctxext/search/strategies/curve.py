@@ -1,21 +1,25 @@
-"""A cheaper search for the same space: corrections of a good seed along few knots, CMA-ES, racing over documents.
+"""A cheaper search for the same space: few parameters first, CMA-ES, racing over documents.
 
 What makes it cheaper than evolution over single factors:
 
-- The loss hardly changes between neighbouring factors' values, so a correction is a curve through a few knots over
-  the frequencies' index, added to the logarithm of the best candidate so far. Later stages have more knots.
-- CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`) learns which corrections go together.
+- Factors that were found, and YaRN's, rise from 1 to about the scale along an S over the frequencies. So the
+  search begins with the three parameters of an S, goes on with a correction through a few knots, added to the
+  logarithm of the best factors so far, and ends with a knot for each frequency.
+- CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`) learns which parameters go together.
 - It needs only the order within a generation, and differences between candidates on one document are nearly those
   on another: so a generation is read on one document, the next generation on the next one.
 - A candidate that beats the best one on that document races it over the others, and is dropped as soon as the
   paired differences on the documents seen say that it's worse. Only what survives all becomes the best.
+- n-hat hardly depends on the factors: its values are halved document by document on the best ones, twice.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError, UsageError
 
@@ -32,38 +36,92 @@ def curve(
     problem: Problem,
     *,
     evaluations: int = 134,
+    s_generations: int = 10,
     knots: int = 6,
-    generations: int = 25,
+    knot_generations: int = 15,
     sigma: float = 0.3,
     population: int = 0,
     margin: float = 0.0,
 ) -> None:
-    """Search with `knots` for `generations`, then with a knot per frequency until `evaluations` are spent.
+    """Search an S for `s_generations`, `knots` for `knot_generations`, then all factors, within `evaluations`.
 
     evaluations: full evaluations (all documents) that the tokens spent come to, 134 being a tenth of the paper's
-    1,344. sigma: first step as a share of the logarithm of the largest factor; halved for the second stage.
-    population: candidates per generation; 0: CMA-ES's own, 4 + 3 ln(parameters). margin: standard errors by which
-    a racing candidate must be worse to be dropped.
+    1,344. sigma: first step of the S's height, as a share of the logarithm of the largest factor; two thirds of
+    that for knots, half of it for single factors. population: candidates per generation; 0: CMA-ES's own,
+    4 + 3 ln(parameters). margin: standard errors by which a racing candidate must be worse to be dropped.
     """
-    evaluator, space = problem.evaluator, problem.space
-    limit = min(evaluations * evaluator.full_cost(), evaluator.budget)
+    import numpy as np
+
+    if sigma <= 0 or knots < 1:
+        raise UsageError("strategy 'curve' needs at least one knot and a sigma above 0")
+    evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
     evaluator.means(list(problem.seeds.values()))
-    chance = _chance(problem.seed)
-    # The last choice of n-hat is worth keeping some tokens for.
-    kept = 0.0 if len(space.start_tokens) == 1 else 2 * len(space.start_tokens) * max(evaluator.sizes)
-    stages = [(min(knots, space.size), sigma, generations), (space.size, sigma / 2, math.inf)]
-    for number, (count, width, most) in enumerate(stages):
-        _descend(problem, chance, count, width, most, limit - kept, population, margin)
-        if number == 0 or len(stages) == 1:
-            choose_start_tokens(evaluator)
+    limit = min(evaluations * evaluator.full_cost(), evaluator.budget)
+    if len(problem.space.start_tokens) > 1:
+        # The last choice of n-hat is worth keeping some tokens for.
+        limit -= 2 * len(problem.space.start_tokens) * max(evaluator.sizes)
+    descent = _Descent(problem, np.random.RandomState(problem.seed), limit, population, margin)
+    start = fit_s_curve(evaluator.best.factors, top)
+    descent.run(lambda p: s_curve(p, size, top), start, [sigma, sigma * size / 4, 2 * sigma], s_generations)
+    choose_start_tokens(evaluator)
+    unit = max(math.log(top), problem.space.step)
+    for count, width, generations in (
+        (min(knots, size), sigma / 1.5, knot_generations),
+        (size, sigma / 2, math.inf),
+    ):
+        shapes, base = hats(count, size), np.log(evaluator.best.factors)
+
+        def corrected(point: Sequence[float], shapes=shapes, base=base) -> list[float]:
+            return np.exp(base + np.asarray(point) @ shapes).tolist()
+
+        descent.run(corrected, [0.0] * count, [width * unit] * count, generations)
     choose_start_tokens(evaluator)
 
 
-def _chance(seed: int):
-    import numpy as np
+@dataclass
+class _Descent:
+    """CMA-ES over points that become candidates. chance: its own generator; cma would take numpy's global one."""
 
-    # Its own generator: cma draws from numpy's global one otherwise.
-    return np.random.RandomState(seed)
+    problem: Problem
+    chance: np.random.RandomState
+    limit: float
+    population: int
+    margin: float
+
+    def run(
+        self,
+        decode: Callable[[Sequence[float]], Sequence[float]],
+        start: Sequence[float],
+        widths: Sequence[float],
+        generations: float,
+    ) -> None:
+        """Until `generations`, the limit of tokens, or steps below the grid's.
+
+        decode: a point to factors. start: the first mean; widths: each coordinate's first standard deviation.
+        """
+        try:
+            import cma
+        except ImportError as error:
+            raise CtxextError(
+                "this strategy needs the package cma", hint="pip install 'ctxext[search]'"
+            ) from error
+        evaluator, space = self.problem.evaluator, self.problem.space
+        options: dict[str, Any] = {"verbose": -9, "randn": lambda *shape: self.chance.randn(*shape)}
+        options |= {"seed": math.nan, "CMA_stds": list(widths), "tolx": 0.1 * space.step}
+        if self.population:
+            options["popsize"] = max(2, self.population)
+        search = cma.CMAEvolutionStrategy(list(start), 1.0, options)
+        start_tokens, number = evaluator.best.start_tokens, 0
+        while number < generations and not search.stop() and evaluator.tokens < self.limit:
+            points = search.ask()
+            made = [space.candidate(decode(point), start_tokens) for point in points]
+            document = number % len(evaluator.sizes)
+            losses = [row[0] for row in evaluator.losses(made, [document])]
+            search.tell(points, losses)
+            for i in sorted(range(len(made)), key=losses.__getitem__):
+                if not race(evaluator, made[i], document, self.margin):
+                    break
+            number += 1
 
 
 def hats(knots: int, size: int) -> np.ndarray:
@@ -76,45 +134,32 @@ def hats(knots: int, size: int) -> np.ndarray:
     return np.array([np.interp(places, np.linspace(0, 1, knots), unit) for unit in np.eye(knots)])
 
 
-def _descend(
-    problem: Problem,
-    chance,
-    knots: int,
-    sigma: float,
-    generations: float,
-    limit: float,
-    population: int,
-    margin: float,
-) -> None:
-    """CMA-ES around the best candidate, until `generations`, `limit` tokens, or its steps are below the grid."""
-    import numpy as np
+def s_curve(point: Sequence[float], size: int, top: float) -> list[float]:
+    """Factors 1 -> exp(height * ln top) along an S in the logarithm: point is (height, centre, ln width).
 
-    try:
-        import cma
-    except ImportError as error:
-        raise CtxextError("this strategy needs the package cma", hint="pip install 'ctxext[search]'") from error
-    evaluator, space = problem.evaluator, problem.space
-    if sigma <= 0 or knots < 1:
-        raise UsageError("strategy 'curve' needs at least one knot and a sigma above 0")
-    base, shapes = evaluator.best, hats(knots, space.size)
-    start = np.log(base.factors)
-    smallest = space.step / space.top
-    options = {"verbose": -9, "randn": lambda *shape: chance.randn(*shape), "seed": np.nan, "tolx": smallest}
-    if population:
-        options["popsize"] = max(2, population)
-    scale = max(math.log(space.top), smallest)
-    search = cma.CMAEvolutionStrategy([0.0] * knots, sigma * scale, options)
-    number = 0
-    while number < generations and not search.stop() and evaluator.tokens < limit:
-        points = search.ask()
-        made = [space.candidate(np.exp(start + point @ shapes).tolist(), base.start_tokens) for point in points]
-        document = number % len(evaluator.sizes)
-        losses = [row[0] for row in evaluator.losses(made, [document])]
-        search.tell(points, losses)
-        for i in sorted(range(len(made)), key=losses.__getitem__):
-            if not race(evaluator, made[i], document, margin):
-                break
-        number += 1
+    Centre and width are in frequencies. Rising from 1 to about the scale within a few frequencies is the shape of
+    YaRN's ramp and of every published result of the search.
+    """
+    height, centre, width = point[0] * math.log(top), point[1], math.exp(min(point[2], 6))
+    # Clamped: exp overflows long after the curve is flat.
+    slopes = [max(-60.0, min(60.0, (centre - i) / width)) for i in range(size)]
+    return [math.exp(height / (1 + math.exp(slope))) for slope in slopes]
+
+
+def fit_s_curve(factors: Sequence[float], top: float) -> list[float]:
+    """The point of `s_curve` nearest to a list of factors, in squares of logarithms, on a coarse grid."""
+    size = len(factors)
+    logs = [math.log(f) for f in factors]
+
+    def distance(point: Sequence[float]) -> float:
+        return sum((math.log(a) - b) ** 2 for a, b in zip(s_curve(point, size, top), logs, strict=True))
+
+    grid = itertools.product(
+        [k / 10 for k in range(1, 11)],
+        [k * size / 32 for k in range(33)],
+        [math.log(size * w) for w in (0.02, 0.05, 0.1, 0.2, 0.4)],
+    )
+    return list(min(grid, key=distance))
 
 
 def race(evaluator: Evaluator, candidate: Candidate, first: int, margin: float = 0.0) -> bool:
