@@ -3,11 +3,11 @@
     python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random]
     python benchmarks/search.py -o FOLDER --smollm2 MINUTES
 
-Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the search's
-documents and of held-out ones against model tokens spent, and the tokens at which each search passes what evolution
-ends with. Every search has a log in FOLDER; run again, the script goes on where it was stopped. On the embedded
-model all takes about 20 minutes of one core, most of it evolution's. SmolLM2 (see evals/smollm2.py for the packages
-that it needs) is given MINUTES for each search, and reads one document of 16,384 tokens.
+Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
+search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
+evolution ends with. Every search has a log in FOLDER; run again, the script goes on where it was stopped. On the
+embedded model all takes about 20 minutes of one core, most of it evolution's. SmolLM2 (evals/smollm2.py names the
+packages that it needs) is given MINUTES for each search, and reads one document of 16,384 tokens.
 """
 
 import argparse

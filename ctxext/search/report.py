@@ -13,7 +13,7 @@ from .space import SEEDS
 
 
 def compared(subject: Subject, final: Schedule, factor: float) -> dict[str, Schedule]:
-    """The schedules to measure, by name: the model as it was, the seeds with their own attention scale, the result.
+    """The schedules to measure, by name: the model as it was, PI, NTK and YaRN in full, the result.
 
     If the result is more than a frequency table, what plain transformers makes of it too.
     """

@@ -256,4 +256,6 @@ class _Search:
             warn("no pictures were drawn: pip install 'ctxext[plot]'")
         with (self.out / "README.md").open("a") as card:
             card.write(card_section(report))
+        # A folder that was searched before has papers of its own, which came along.
+        shutil.rmtree(self.out / "search", ignore_errors=True)
         shutil.move(self.work, self.out / "search")

@@ -84,7 +84,8 @@ class Space:
         found, least = [], 0
         for i, factor in enumerate(factors):
             least = max(least, self._floor(i))
-            least = max(least, min(round((factor - 1) / self.step), self._ceiling))
+            # A stopped frequency has an infinite factor.
+            least = max(least, min(round((min(factor, self.top) - 1) / self.step), self._ceiling))
             found.append(self._value(least))
         nearest = min(self.start_tokens, key=lambda n: (abs(n - start_tokens), n))
         return Candidate(tuple(found), nearest)

@@ -162,6 +162,8 @@ def test_searches_again_from_a_searched_folder(searched, tmp_path):
     }
     assert again["best"] <= min(again["seeds"].values())
     assert stored_schedule(read_config(tmp_path / "again")).factor == 4
+    assert json.loads(lines(tmp_path / "again" / "search")[0])["settings"]["factor"] == 4
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again"]
     # The short factors start from both what the model was and what it became.
     assert again["short_change"] <= 0.005
 

@@ -74,6 +74,7 @@ def test_any_list_becomes_a_candidate(space, data):
     made = space.candidate(wild, data.draw(st.integers(0, 300)))
     assert breaks(space, made) is None
     assert space.candidate(made.factors, made.start_tokens) == made
+    assert space.candidate([math.inf] * space.size).factors == (space.top,) * space.size
 
 
 def test_published_factors_are_a_candidate():
