@@ -13,21 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+import peak_memory
 
 WAYS = ("prefix_curve", "stock loss", "lm-eval")
 MEMORY, CPU, NLL = 30, 0.6, 1e-5
-
-
-def resident_mib() -> float:
-    """What is resident now, not the peak so far, which loading may have set."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
 
 
 def tokenizer_of(vocabulary: int):
@@ -81,10 +75,10 @@ def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
         return -logprob / (len(sequence) - 1)
 
     score(ids[:64])
-    baseline, cpu = resident_mib(), time.process_time()
+    baseline, cpu = peak_memory.start(), time.process_time()
     nll = score(ids)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"mib": peak - baseline, "cpu": time.process_time() - cpu, "nll": nll}
+    grown = peak_memory.peak_above(baseline)
+    return {"mib": grown, "cpu": time.process_time() - cpu, "nll": nll}
 
 
 def compare(tokens: int, vocabulary: int, repeat: int) -> bool:

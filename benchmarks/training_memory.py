@@ -11,22 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+
+import peak_memory
 
 WAYS = ("chunked", "stock")
 STEPS = 2
-
-
-def resident_mib() -> float:
-    """What is resident now, not the peak so far, which loading may have set."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
 
 
 def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, float]:
@@ -68,12 +62,12 @@ def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, flo
         )
         items = [{"input_ids": row, "labels": row} for row in rows]
         trainer = Trainer(model=model, args=args, train_dataset=items, data_collator=collate)
-        baseline, cpu, wall = resident_mib(), time.process_time(), time.perf_counter()
+        baseline, cpu, wall = peak_memory.start(), time.process_time(), time.perf_counter()
         trainer.train()
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    grown = peak_memory.peak_above(baseline)
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return {"mib": peak - baseline, "cpu": cpu, "wall": wall, "loss": losses[-1]}
+    return {"mib": grown, "cpu": cpu, "wall": wall, "loss": losses[-1]}
 
 
 def main() -> int:

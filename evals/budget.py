@@ -108,13 +108,13 @@ def cost(suite: Suite, lengths: Sequence[int], variants: int, trained: int, stri
         total += suite.documents * speed.prefill(trained) * (1 + (longest - trained) / stride)
     if suite.passkey:
         prompts = suite.passkey.depths * suite.passkey.trials * (1 + suite.passkey.distractors / 8)
-        total += prompts * (sum(variants * SHARED * speed.prefill(n) for n in lengths))
-        total += prompts * len(past) * speed.prefill(trained)
+        total += prompts * sum(variants * SHARED * speed.prefill(n) for n in suite.passkey.among(lengths))
+        total += prompts * len(suite.passkey.among(past)) * speed.prefill(trained)
     if suite.ruler:
         for task in suite.ruler.tasks:
             writing = TASKS[task][0] * speed.step
-            runs = variants * sum(speed.prefill(n) + writing for n in lengths)
-            runs += len(past) * (speed.prefill(trained) + writing)
+            runs = variants * sum(speed.prefill(n) + writing for n in suite.ruler.among(lengths))
+            runs += len(suite.ruler.among(past)) * (speed.prefill(trained) + writing)
             total += suite.ruler.samples * runs
     return SLACK * total
 

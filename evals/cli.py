@@ -197,7 +197,7 @@ def passkey(
 ) -> None:
     """Retrieval of a five-digit key by length and depth, at exact lengths."""
     from . import passkey as measure
-    from . import plots, results
+    from . import plots, plots_passkey, results
 
     more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
     subject = subject_of(model, method, factor, settings, **more)
@@ -229,7 +229,7 @@ def passkey(
         panels = {label: result.rows} | (
             {"crop control": further["control"]["rows"]} if "control" in further else {}
         )
-        figure = plots.passkey_heatmap(panels, trained_length=subject.trained_length, title=subject.name)
+        figure = plots_passkey.passkey_heatmap(panels, trained_length=subject.trained_length, title=subject.name)
         plots.save(figure, plot)
     finish(document, out, json)
 

@@ -70,6 +70,7 @@ def run(
         v.label: methods.schedule(subject.schedule.rope, v.method, v.factor, **v.params) for v in variants
     }
     lengths = sorted(set(lengths))
+    suite.check(lengths)
     stride = max(1, trained // 16)
     plan = _planned(subject, variants, budget.Plan(suite, tuple(lengths)), out, limit, stride)
     if plan.estimate is not None:
@@ -86,12 +87,12 @@ def run(
     passkey: dict[int, dict] = {}
     ruler: dict[int, dict] = {}
     for length in lengths:
-        if suite.passkey:
+        if suite.passkey and suite.passkey.among([length]):
             spec = suite.passkey
             common = {"depths": spec.places(), "trials": spec.trials, "distractors": spec.distractors}
             passkey[length] = cells.passkey(everyone, [length], batch=1, **common)
-        if suite.ruler:
-            ruler[length] = cells.ruler(everyone, [length], **suite.ruler.model_dump())
+        if suite.ruler and suite.ruler.among([length]):
+            ruler[length] = cells.ruler(everyone, [length], **suite.ruler.model_dump(exclude={"lengths"}))
     table = summary.rows(ppl, passkey, ruler, lengths, trained)
     about = {
         "model": subject.name,

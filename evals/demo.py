@@ -92,7 +92,7 @@ def _print(report: dict[str, Any]) -> None:
 
 def draw(report: dict[str, Any], out: Path) -> None:
     """perplexity.png and passkey.png in `out`."""
-    from . import plots
+    from . import plots, plots_passkey
 
     trained, rows = report["trained_length"], report["rows"]
 
@@ -115,5 +115,7 @@ def draw(report: dict[str, Any], out: Path) -> None:
         label: [*([] if found[0]["factor"] == 1 else home_cells), *(cell for r in found for cell in r["cells"])]
         for label, found in rows.items()
     }
-    figure = plots.passkey_heatmap(panels, trained_length=trained, title="tiny: passkey by length and depth")
+    figure = plots_passkey.passkey_heatmap(
+        panels, trained_length=trained, title="tiny: passkey by length and depth"
+    )
     plots.save(figure, out / "passkey.png")

@@ -22,12 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
-import torch
-
 from ctxext.errors import UsageError
 
 from . import progress
-from .head import CHUNK, inference, token_scores
+from .greedy import greedy
+from .head import CHUNK, token_scores
 from .prefix import PrefixScorer, why_not
 from .presets import PresetBuilder
 from .prompt_builder import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
@@ -61,25 +60,6 @@ def _cropped(ids: list[int], crop: int | None, bos: int | None) -> list[int]:
     if crop is None or len(ids) <= crop:
         return ids
     return ids[-crop:] if bos is None else [bos, *ids[len(ids) - crop + 1 :]]
-
-
-def _greedy(model, rows: list[list[int]], answer: int) -> list[list[int]]:
-    """Greedy continuations of `answer` tokens of equally long prompts; all sampling options are overridden."""
-    ids = torch.tensor(rows, device=model.device)
-    with inference(model):
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=answer,
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=50,
-            pad_token_id=0,
-        )
-    return output[:, ids.shape[1] :].tolist()
 
 
 class _Prompts:
@@ -239,7 +219,7 @@ def _score_cell(
             batch = members[start : start + batch_size]
             rows = [_cropped(prompts[index].ids, crop, bos) for index in batch]
             if generate:
-                said = _greedy(model, [row[:-answer] for row in rows], answer)
+                said = greedy(model, [row[:-answer] for row in rows], answer)
                 answers = [{"correct": ids == row[-answer:]} for ids, row in zip(said, rows, strict=True)]
             else:
                 scores = forced(rows, answer)

@@ -19,7 +19,6 @@ Rows = Sequence[Mapping]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
 # Of another number than the colours, so that the pair stays unique. "^" means "above the edge" here.
 MARKERS = "osDvPX<>hp*"
-HEATMAP = ("#F0496E", "#EBB839", "#0CD79F")
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -140,13 +139,13 @@ def _perplexity(
     series: Mapping[str, Rows],
     places_of,
     *,
-    trained_length: float | None,
-    target_length: float | None,
-    control: Rows | None,
-    bound: float | None,
-    title: str | None,
     xlabel: str,
     log2: bool,
+    trained_length: int | None = None,
+    target_length: int | None = None,
+    control: Rows | None = None,
+    bound: float | None = None,
+    title: str | None = None,
 ):
     if not series or not all(series.values()):
         raise UsageError("there is nothing to draw: each series needs rows")
@@ -191,125 +190,25 @@ def _perplexity(
     return figure
 
 
-def ppl_curve(
-    series: Mapping[str, Rows],
-    *,
-    trained_length: int | None = None,
-    target_length: int | None = None,
-    control: Rows | None = None,
-    bound: float | None = None,
-    title: str | None = None,
-):
+def ppl_curve(series: Mapping[str, Rows], **options):
     """Perplexity against length (log2): `series` maps a label to rows {"length", "ppl"[, "low", "high"]}.
 
-    `control`: the rows of `crop_control`, a dashed black line. `bound`: where y is cut; diverged points are drawn
-    as triangles on the edge. By default it is chosen so that the readable series fill the figure.
+    Options, as of `bucket_curve`: `trained_length` and `target_length` are marked. `control`: the rows of
+    `crop_control`, a dashed black line. `title`. `bound`: where y is cut; diverged points are drawn as triangles
+    on the edge. By default it is chosen so that the readable series fill the figure.
     """
-    return _perplexity(
-        series,
-        lambda rows: [row["length"] for row in rows],
-        trained_length=trained_length,
-        target_length=target_length,
-        control=control,
-        bound=bound,
-        title=title,
-        xlabel="context length (tokens)",
-        log2=True,
-    )
+    place = lambda rows: [row["length"] for row in rows]  # noqa: E731
+    return _perplexity(series, place, xlabel="context length (tokens)", log2=True, **options)
 
 
-def bucket_curve(
-    series: Mapping[str, Rows],
-    *,
-    trained_length: int | None = None,
-    target_length: int | None = None,
-    control: Rows | None = None,
-    bound: float | None = None,
-    title: str | None = None,
-):
+def bucket_curve(series: Mapping[str, Rows], **options):
     """Perplexity by position bucket: rows {"start", "end", "ppl"[, "low", "high"]}, drawn at the bucket's middle.
 
     Sharper than `ppl_curve`, whose cumulative mean keeps averaging in the positions below the trained length.
+    Options as of `ppl_curve`.
     """
-    return _perplexity(
-        series,
-        lambda rows: [(row["start"] + row["end"]) / 2 for row in rows],
-        trained_length=trained_length,
-        target_length=target_length,
-        control=control,
-        bound=bound,
-        title=title,
-        xlabel="position of the predicted token",
-        log2=False,
-    )
-
-
-def passkey_heatmap(
-    panels: Mapping[str, Rows],
-    *,
-    trained_length: int | None = None,
-    columns: int | None = None,
-    title: str | None = None,
-):
-    """Passkey accuracy by length (x) and depth (y, 0 % on top): one panel per label, colours fixed to 0..1.
-
-    `panels` maps a label to rows {"length", "depth", "accuracy"}. Cells carry their accuracy in percent if a panel
-    has 200 or fewer; cells that weren't measured are blank. The line marks the trained length, between the columns
-    that are within it and those past it.
-    """
-    if not panels or not all(panels.values()):
-        raise UsageError("there is nothing to draw: each panel needs rows")
-    matplotlib = _matplotlib()
-    from matplotlib.colors import LinearSegmentedColormap, Normalize
-
-    colours = LinearSegmentedColormap.from_list("passkey", HEATMAP)
-    lengths = sorted({row["length"] for rows in panels.values() for row in rows})
-    depths = sorted({row["depth"] for rows in panels.values() for row in rows})
-    columns = columns or (len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels))))
-    lines = math.ceil(len(panels) / columns)
-    width, height = max(2.6, 0.42 * len(lengths) + 0.5), max(2.0, 0.25 * len(depths) + 0.5)
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        figure = matplotlib.figure.Figure(
-            figsize=(columns * width + 1.3, lines * height + 0.9), layout="constrained", dpi=150
-        )
-        grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-        image = None
-        for index, axes in enumerate(grid.flat):
-            if index >= len(panels):
-                axes.set_axis_off()
-                continue
-            label, rows = list(panels.items())[index]
-            cells = {(row["length"], row["depth"]): row["accuracy"] for row in rows}
-            values = [[cells.get((length, depth), math.nan) for length in lengths] for depth in depths]
-            image = axes.imshow(values, cmap=colours, norm=Normalize(0, 1), aspect="auto", interpolation="nearest")
-            for side in axes.spines.values():
-                side.set_visible(False)
-            axes.set_xticks([i - 0.5 for i in range(1, len(lengths))], minor=True)
-            axes.set_yticks([i - 0.5 for i in range(1, len(depths))], minor=True)
-            axes.grid(which="minor", color="white", linewidth=1)
-            axes.tick_params(which="both", length=0)
-            axes.set_xticks(range(len(lengths)), [tokens(length) for length in lengths], fontsize=8.5)
-            axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths], fontsize=8.5)
-            if len(lengths) * len(depths) <= 200:
-                for x, length in enumerate(lengths):
-                    for y, depth in enumerate(depths):
-                        if (length, depth) in cells:
-                            axes.text(
-                                x, y, f"{100 * cells[length, depth]:.0f}", ha="center", va="center", fontsize=7
-                            )
-            if trained_length is not None:
-                within = sum(length <= trained_length for length in lengths)
-                axes.axvline(within - 0.5, color="black", linewidth=1.6, clip_on=False)
-            axes.set_title(label, loc="left", fontsize=10, fontweight="bold")
-        bar = figure.colorbar(image, ax=grid, aspect=30, pad=0.02, ticks=[0, 0.5, 1])
-        bar.ax.set_yticklabels(["0 %", "50 %", "100 %"], fontsize=8.5)
-        bar.outline.set_visible(False)
-        note = "" if trained_length is None else f"; line: trained length {tokens(trained_length)}"
-        figure.supxlabel(f"context length (tokens{note})", fontsize=9.5)
-        figure.supylabel("depth of the key", fontsize=9.5)
-        if title:
-            figure.suptitle(title, fontsize=11, fontweight="bold")
-    return figure
+    middle = lambda rows: [(row["start"] + row["end"]) / 2 for row in rows]  # noqa: E731
+    return _perplexity(series, middle, xlabel="position of the predicted token", log2=False, **options)
 
 
 def save(figure, path: str | Path) -> Path:

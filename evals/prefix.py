@@ -20,7 +20,7 @@ from ctxext.errors import CtxextError, UsageError
 from .fitting import common_prefix
 from .head import CHUNK, TokenScores, cache_argument, collect, inference, row_logits
 
-BLOCK = 1024
+BLOCK = 512
 """Tokens per call after the first. With keys in the cache SDPA gets an explicit mask and works on masked pairs
 too, so one long call would pay for the whole rectangle instead of the triangle."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from ctxext.export.portability import verdicts
 from ctxext.rope import Schedule
 
-from . import plots, plots_schedule, results, summary
+from . import plots, plots_passkey, plots_schedule, results, summary
 from .compare import CROP
 
 STYLE = """
@@ -88,7 +88,7 @@ def page(
             ]
             for label in labels
         }
-        body.append(_image(plots.passkey_heatmap(panels, trained_length=trained)))
+        body.append(_image(plots_passkey.passkey_heatmap(panels, trained_length=trained)))
     if ruler:
         body.append("<h2>RULER-type tasks</h2>")
         first = next(iter(next(iter(ruler.values())).values()))

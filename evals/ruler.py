@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria
 
 from ctxext.errors import UsageError
 
 from . import progress
-from .head import inference
+from .greedy import greedy
 from .results import append_jsonl, resume_jsonl
 from .ruler_samples import Sample, SampleBuilder, string_match_all
 from .ruler_tasks import known_tasks
@@ -74,23 +74,8 @@ def answer(
         if room < 1:
             raise UsageError(f"a crop of {crop} tokens leaves nothing before {generate} tokens to generate")
         rows = [([] if bos is None else [bos]) + row[-room:] for row in rows]
-    ids = torch.tensor(rows, device=model.device)
-    stop = _AllSaid(tokenizer, ids.shape[1], [sample.answers for sample in samples])
-    with inference(model):
-        output = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=generate,
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=50,
-            pad_token_id=0,
-            stopping_criteria=StoppingCriteriaList([stop]),
-        )
-    return [_decode(tokenizer, row) for row in output[:, ids.shape[1] :].tolist()]
+    stop = _AllSaid(tokenizer, len(rows[0]), [sample.answers for sample in samples])
+    return [_decode(tokenizer, said) for said in greedy(model, rows, generate, stop)]
 
 
 def ruler(

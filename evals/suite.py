@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -13,7 +14,17 @@ from ctxext.training.yaml_recipe import load as load_yaml
 SUITES = Path(__file__).parent / "suites"
 
 
-class PasskeySpec(Section):
+class Task(Section):
+    """What is asked beside perplexity, at every length or at some."""
+
+    lengths: list[int] | None = Field(None, min_length=1, description="some of --lengths; default all")
+
+    def among(self, lengths: Sequence[int]) -> list[int]:
+        """Those of a comparison's lengths that this is asked at."""
+        return [length for length in lengths if self.lengths is None or length in self.lengths]
+
+
+class PasskeySpec(Task):
     """Keys on a grid of depths."""
 
     depths: int = Field(5, ge=1, description="from 0 (start) to 1 (end); 1 means the middle")
@@ -25,7 +36,7 @@ class PasskeySpec(Section):
         return [i / (self.depths - 1) for i in range(self.depths)] if self.depths > 1 else [0.5]
 
 
-class RulerSpec(Section):
+class RulerSpec(Task):
     """Tasks of RULER's types."""
 
     tasks: list[str] = Field(min_length=1)
@@ -39,6 +50,17 @@ class Suite(Section):
     documents: int = Field(2, ge=1, description="texts of the longest length for perplexity")
     passkey: PasskeySpec | None = None
     ruler: RulerSpec | None = None
+
+    def check(self, lengths: Sequence[int]) -> None:
+        """UsageError if a task is to be asked at a length that isn't compared."""
+        for name in ("passkey", "ruler"):
+            task = getattr(self, name)
+            extra = sorted(set(task.lengths or ()) - set(lengths)) if task else []
+            if extra:
+                raise UsageError(
+                    f"the suite asks {name} at {', '.join(map(str, extra))} tokens, which isn't compared",
+                    hint=f"--lengths {','.join(map(str, lengths))} must hold it",
+                )
 
 
 def read_suite(name: str | Path) -> Suite:

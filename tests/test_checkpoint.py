@@ -352,6 +352,19 @@ def test_a_gguf_is_dequantised_once(tmp_path, monkeypatch, tokens):
         checkpoint.plan(tmp_path / "bad.gguf", "pi", 2)
 
 
+def test_an_estimate_needs_only_the_header_of_a_gguf(tmp_path):
+    pytest.importorskip("gguf")
+    from ctxext.training import estimate
+
+    model = pico_model()
+    config = estimate.find_config(str(write_gguf(tmp_path / "pico.gguf", model)))
+    assert estimate.Shape(config).parameters == sum(p.numel() for p in model.parameters())
+    (tmp_path / "bad.gguf").write_bytes(b"not a gguf")
+    with pytest.raises(CtxextError, match=r"bad\.gguf can't be read"):
+        estimate.find_config(str(tmp_path / "bad.gguf"))
+    assert estimate.find_config(str(tmp_path / "none.gguf")) is None
+
+
 def write_gguf(path, model):
     """A float32 GGUF of a pico Llama, with a byte-level tokenizer of its 128 tokens."""
     import gguf

@@ -49,6 +49,8 @@ def describe(recipe: Recipe, processes: int | None = None) -> dict[str, Any]:
 def find_config(model: str) -> dict[str, Any] | None:
     """The config.json of a model that is on this machine; nothing is downloaded."""
     folder = TINY if model == "tiny" else Path(model).expanduser()
+    if folder.suffix == ".gguf":
+        return _gguf_sizes(folder)
     path: Any = folder / "config.json"
     if not path.is_file():
         from huggingface_hub import try_to_load_from_cache
@@ -63,6 +65,41 @@ def find_config(model: str) -> dict[str, Any] | None:
     config = json.loads(Path(path).read_text())
     stored = _stored_type(Path(path).parent)
     return {**config, "dtype": stored or config.get("dtype") or config.get("torch_dtype") or "float32"}
+
+
+def _gguf_sizes(file: Path) -> dict[str, Any] | None:
+    """The sizes that `Shape` reads, from a GGUF's header; None if there is no such file, or nothing to read it."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        return None
+    if not file.is_file():
+        return None
+    try:
+        reader = GGUFReader(file)
+    except ValueError as error:
+        raise CtxextError(f"{file} can't be read as a GGUF: {error}") from error
+
+    def value(key: str) -> Any:
+        field = reader.get_field(key)
+        return None if field is None else field.contents()
+
+    family = value("general.architecture")
+    names = {
+        "hidden_size": "embedding_length",
+        "num_hidden_layers": "block_count",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+    }
+    sizes = {name: value(f"{family}.{key}") for name, key in names.items()}
+    tensors = {tensor.name: tensor.shape for tensor in reader.tensors}
+    return {name: size for name, size in sizes.items() if size is not None} | {
+        "vocab_size": int(tensors["token_embd.weight"][1]),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "dtype": "bfloat16",  # what resolve() dequantises to
+    }
 
 
 def _stored_type(folder: Path) -> str | None:

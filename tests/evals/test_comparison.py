@@ -23,7 +23,7 @@ from ctxext_evals.suite import PasskeySpec, RulerSpec, Suite, read_suite
 SUITE = """\
 documents: 2
 passkey: {depths: 2, trials: 1}
-ruler: {tasks: [fwe], samples: 1}
+ruler: {tasks: [fwe], samples: 1, lengths: [512]}
 """
 
 
@@ -70,7 +70,7 @@ def test_compare_end_to_end(monkeypatch, capsys, tmp_path, suite_file):
     # A staged schedule reads short text as the unpatched model does.
     assert by[labels[3], 256]["ppl"] == pytest.approx(by["unpatched", 256]["ppl"], rel=1e-5)
     assert by["unpatched", 256]["passkey"] == 1
-    assert by["pi x2", 512]["ruler"] == 0
+    assert (by["pi x2", 512]["ruler"], by["pi x2", 256]["ruler"]) == (0, None)
     with (out / "rows.csv").open() as file:
         assert [row["label"] for row in csv.DictReader(file)] == [row["label"] for row in rows]
     assert (out / "perplexity.csv").read_text().splitlines()[0] == ",256,512"
@@ -120,8 +120,8 @@ def test_processes_share_the_cells(tmp_path, suite_file):
     ended = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     cells = list((out / "cells").glob("*.json"))
-    # ppl: crop and three; passkey and ruler: the same at 512, three at 256.
-    assert len(cells) == 4 + 2 * (4 + 3)
+    # ppl: crop and three; passkey and ruler: the same at 512, passkey: three at 256.
+    assert len(cells) == 4 + 2 * 4 + 3
     assert not list((out / "cells").glob(".*.lock"))
     assert (out / "report.html").is_file()
     assert len(json.loads(ended[0][0])["rows"]) == 8
@@ -177,8 +177,8 @@ def test_a_budget_drops_what_hurts_least_and_says_so():
 def test_speed_is_measured():
     subject = load("tiny", dtype="float32")
     speed = measure_speed(subject.model, 256)
-    assert 0 < speed.prefill(256) < speed.prefill(2048) < 10
-    assert 0 < speed.step < 1
+    assert 0 < speed.prefill(256) < speed.prefill(2048)
+    assert speed.step > 0
 
 
 def test_a_budget_on_the_command_line(monkeypatch, capsys, tmp_path):
@@ -210,6 +210,7 @@ def test_wrong_durations(text):
 def test_suites_are_validated(tmp_path):
     assert read_suite("quick").passkey.trials == 4
     assert read_suite("report").ruler.samples == 50
+    assert read_suite("smollm2").passkey.lengths == [2048, 12288]
     with pytest.raises(UsageError, match="no suite") as error:
         read_suite("quik")
     assert "quick" in error.value.hint
@@ -220,6 +221,18 @@ def test_suites_are_validated(tmp_path):
     assert f"{path}:1: documents" in error.value.message
     assert f"{path}:3: passkey.trails" in error.value.message
     assert "trials" in error.value.message
+
+
+def test_a_task_at_some_lengths_only():
+    suite = Suite(passkey=PasskeySpec(trials=4, lengths=[1024, 4096]))
+    suite.check([1024, 2048, 4096])
+    with pytest.raises(UsageError, match="passkey at 4096 tokens, which isn't compared"):
+        suite.check([1024, 2048])
+    speed = Speed(1e-4, 1e-8, 1e-3)
+    everywhere = suite.model_copy(update={"passkey": PasskeySpec(trials=4)})
+    prices = [cost(s, (1024, 2048, 4096), 3, 1024, 64, speed) for s in (suite, everywhere)]
+    assert prices[0] < prices[1]
+    assert cost(suite, (1024, 4096), 3, 1024, 64, speed) == pytest.approx(prices[0])
 
 
 def test_methods_and_lengths_are_checked_at_once():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError, UsageError
+from ctxext.resolve import TINY
 
 pytest.importorskip("lm_eval")
 os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
@@ -174,3 +175,13 @@ def test_the_harnesss_own_command_line(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     assert "acc_300" in done.stdout
     assert list(tmp_path.rglob("results_*.json"))
+
+
+def test_tasks_that_make_their_own_texts_get_a_tokenizer():
+    """The harness's RULER tasks load `pretrained` by transformers, which doesn't know `tiny`."""
+    from ctxext_evals.lm_eval.__main__ import with_tokenizer
+
+    line = ["--model", "ctxext", "--model_args", "pretrained=tiny,method=yarn,factor=4", "--tasks", "x"]
+    assert with_tokenizer(line) == [*line[:3], f"{line[3]},tokenizer={TINY}", *line[4:]]
+    for other in ("pretrained=some/folder", "pretrained=tiny,tokenizer=mine"):
+        assert with_tokenizer(["--model_args", other]) == ["--model_args", other]

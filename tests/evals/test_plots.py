@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ctxext.errors import UsageError
-from ctxext_evals.plots import bucket_curve, passkey_heatmap, ppl_curve, save, tokens
+from ctxext_evals.plots import bucket_curve, ppl_curve, save, tokens
+from ctxext_evals.plots_passkey import passkey_heatmap
 
 pytest.importorskip("matplotlib")
 
