@@ -115,9 +115,7 @@ def tune(name: str, factor: int, params: dict, text: str, folder: Path) -> Path:
     out = folder / f"tuned-{name}"
     if not (out / "adapter" / "config.json").is_file():
         recipe = Path(__file__).parent.parent / "recipes" / "tiny-yarn-8x.yaml"
-        changes = [
-            f"method={json.dumps({'name': 'yarn' if name == 'yarn' else name, 'factor': factor, **params})}"
-        ]
+        changes = ["method=" + json.dumps({"name": name, "factor": factor, **params})]
         changes += [f"output={out}", f"data.sources.0.path={text}", f"positions.target={TRAINED * factor}"]
         changes += ["eval.before=false", "eval.after=false", "train.save_steps=50"]
         train(load_recipe(recipe, changes), resume=out.exists())

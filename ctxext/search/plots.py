@@ -25,11 +25,13 @@ def draw(folder: Path, report: Mapping[str, Any], rope: Rope, factor: float) -> 
     tokens, best = zip(*report["history"], strict=True)
     spent = report["tokens"] - report["tokens_short"]
     axes.step([*tokens, spent], [*best, best[-1]], where="post", color=COLOURS["searched"], label="best so far")
+    # PI is often so far off that it would flatten all the rest.
+    top = 1.25 * min(report["seeds"].values())
     for name in SEEDS:
-        # PI is often so far off that it would flatten all the rest.
-        if name in report["seeds"] and report["seeds"][name] < 2 * max(best):
+        if report["seeds"].get(name, top) < top:
             axes.axhline(report["seeds"][name], color=COLOURS[name], ls=":", label=name)
     axes.set(xlabel="model tokens", ylabel="perplexity of the search documents", xlim=(0, None))
+    axes.set_ylim(top=top)
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     figure.savefig(folder / "fitness.png", dpi=130)

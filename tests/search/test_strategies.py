@@ -228,3 +228,17 @@ def test_one_frequency_or_scale_one(name, size, factor):
     start = {"one": space.candidate([2.0] * size)}
     get(name)(Problem(space, start, evaluator, random.Random(0), 0), **constants(name, SMALL[name]))
     assert evaluator.best.factors == pytest.approx((1.0,) * size, abs=0.25)
+
+
+@pytest.mark.parametrize(("evaluations", "choices"), [(10, 0), (25, 1), (80, 2)])
+def test_curve_chooses_start_tokens_if_there_are_tokens_for_it(evaluations, choices, monkeypatch):
+    """14 values on 4 documents cost about 28 readings, 7 full evaluations."""
+    calls = []
+    real = curve.choose_start_tokens
+    monkeypatch.setattr(curve, "choose_start_tokens", lambda evaluator: (calls.append(1), real(evaluator)))
+    evaluator = run("curve", 0, {"evaluations": evaluations})
+    assert len(calls) == choices
+    assert evaluator.tokens <= 1.1 * evaluations * 4000
+    assert (len({c.start_tokens for c in evaluator.values}) > 1) == (choices > 0)
+    # Even the smallest budget finds something better than the seeds.
+    assert evaluator.best not in problem().seeds.values()

@@ -10,7 +10,8 @@ What makes it cheaper than evolution over single factors:
   on another: so a generation is read on one document, the next generation on the next one.
 - A candidate that beats the best one on that document races it over the others, and is dropped as soon as the
   paired differences on the documents seen say that it's worse. Only what survives all becomes the best.
-- n-hat hardly depends on the factors: its values are halved document by document on the best ones, twice.
+- n-hat hardly depends on the factors: its values are halved document by document on the best ones, twice (once if
+  there are few tokens to spend, not at all if there are very few).
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ def curve(
     evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
     evaluator.means(list(problem.seeds.values()))
     limit = min(evaluations * evaluator.full_cost(), evaluator.budget)
-    if len(problem.space.start_tokens) > 1:
-        # The last choice of n-hat is worth keeping some tokens for.
-        limit -= 2 * len(problem.space.start_tokens) * max(evaluator.sizes)
+    # What choosing n-hat costs. A small budget is better spent on the factors: they matter more.
+    choice = 2 * len(problem.space.start_tokens) * max(evaluator.sizes)
+    choices = 0 if len(problem.space.start_tokens) == 1 or limit < 3 * choice else 1 if limit < 8 * choice else 2
+    limit -= min(choices, 1) * choice
     descent = _Descent(problem, np.random.RandomState(problem.seed), limit, population, margin)
     start = fit_s_curve(evaluator.best.factors, top)
     descent.run(lambda p: s_curve(p, size, top), start, [sigma, sigma * size / 4, 2 * sigma], s_generations)
-    choose_start_tokens(evaluator)
+    if choices == 2:
+        choose_start_tokens(evaluator)
     unit = max(math.log(top), problem.space.step)
     for count, width, generations in (
         (min(knots, size), sigma / 1.5, knot_generations),
@@ -75,7 +78,8 @@ def curve(
             return np.exp(base + np.asarray(point) @ shapes).tolist()
 
         descent.run(corrected, [0.0] * count, [width * unit] * count, generations)
-    choose_start_tokens(evaluator)
+    if choices:
+        choose_start_tokens(evaluator)
 
 
 @dataclass
