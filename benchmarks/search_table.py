@@ -4,8 +4,9 @@
     python benchmarks/search_table.py -o FOLDER --tuned KJV.whl     after LoRA too (recipes/tiny-yarn-8x.yaml)
 
 Rows: perplexity of the last 256 tokens of held-out texts and passkeys found, at 4 and 8 times the trained length;
-then the paper's two ablations, start tokens (n-hat) and factors searched again for the trained length. The factors
-are those of the first seed of `curve`, whichever seed did best. Cells are kept in FOLDER.
+then the paper's two ablations, start tokens (n-hat) and factors searched again for the trained length; then how
+well cheaper readings of a candidate rank it. The factors are those of the first seed of `curve`, whichever did
+best. Cells are kept in FOLDER.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import math
 import random
 from pathlib import Path
 
+import numpy as np
 import torch
 from search import Bench
 
@@ -107,6 +109,31 @@ def short_ablation(bench: Bench, run: dict, short: list[float]) -> list[dict]:
     return [{"schedule": name, "ppl": mean(bench, schedule, TRAINED)} for name, schedule in schedules.items()]
 
 
+def fidelity(bench: Bench, count: int = 24) -> list[dict]:
+    """Rank correlation of cheap readings with the mean over whole documents, early and late in the search.
+
+    Cheap: the beginnings of all documents, or one whole document, on candidates that the search itself tried.
+    """
+    lines = [json.loads(line) for line in (bench.folder / "curve-0.jsonl").read_text().splitlines()[1:]]
+    tried = list(dict.fromkeys(Candidate(tuple(r["factors"]), r["start_tokens"]) for r in lines))
+    length, rng, rows = len(bench.mine[0].ids), random.Random(0), []
+    for when, pool in (("early", tried[: len(tried) // 3]), ("late", tried[-len(tried) // 3 :])):
+        some = rng.sample(pool, count)
+        whole = np.array([bench.fitness(bench.schedule(c), bench.mine) for c in some])
+        for share in (0.25, 0.5, 0.75):
+            texts = documents.plain(d.ids[: round(length * share)] for d in bench.mine)
+            cut = np.array([bench.fitness(bench.schedule(c), texts) for c in some])
+            rows.append({"when": when, "read": f"{share:g} of each", "rank": ranks(cut.mean(1), whole.mean(1))})
+        for d in range(len(bench.mine)):
+            rows.append({"when": when, "read": f"document {d}", "rank": ranks(whole[:, d], whole.mean(1))})
+    return rows
+
+
+def ranks(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's rank correlation."""
+    return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])
+
+
 def tune(name: str, factor: int, params: dict, text: str, folder: Path) -> Path:
     """The adapter of recipes/tiny-yarn-8x.yaml with another method, factor and target."""
     from ctxext.training.recipe import load_recipe
@@ -148,6 +175,7 @@ def markdown(found: dict) -> str:
             by_n.setdefault(r["factors"], []).append(f"{r['start_tokens']}: {r['ppl']:.2f}")
         lines += ["", *(f"n-hat, {name}: " + ", ".join(cells) for name, cells in by_n.items()), ""]
         lines += [f"at the trained length, {r['schedule']}: {r['ppl']:.3f}" for r in entry["short"]]
+        lines += [f"rank correlation, {r['when']}, {r['read']}: {r['rank']:.2f}" for r in entry["fidelity"]]
     return "\n".join(lines)
 
 
@@ -182,6 +210,7 @@ def main() -> None:
             "start_tokens": start_token_ablation(bench, run),
             "short": short_ablation(bench, run, short),
             "short_factor": short,
+            "fidelity": fidelity(bench),
             "short_tokens": tokens,
         }
     print(markdown(found))
