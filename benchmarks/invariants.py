@@ -1,8 +1,9 @@
 """The invariants matrix as a table: how far two ways of feeding the same text are apart, staged and stock.
 
-    python benchmarks/invariants.py [-o FILE]      prints Markdown
+    python benchmarks/invariants.py [--encodings] [-o FILE]      prints Markdown
 
-Runs the rows of tests/test_staged.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed).
+Runs the rows of tests/test_staged.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed); with
+--encodings on the methods of tests/test_position_invariants.py, with 2 layers as there.
 """
 
 import argparse
@@ -14,6 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
 import transformers
+from test_position_invariants import METHODS as ENCODINGS
+from test_position_invariants import patched
 from test_staged import METHODS, ROWS, differences, staged, stock
 
 COLUMNS = {
@@ -25,14 +28,16 @@ COLUMNS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--out")
+    parser.add_argument("--encodings", action="store_true")
     args = parser.parse_args()
+    columns = {name: (lambda name=name: patched(name)) for name in ENCODINGS} if args.encodings else COLUMNS
     tokens = torch.randint(3, 128, (1, 200), generator=torch.Generator().manual_seed(1))
-    print("| largest difference of logits (changed top tokens) | " + " | ".join(COLUMNS) + " |")
-    print("|---|" + "--:|" * len(COLUMNS))
+    print("| largest difference of logits (changed top tokens) | " + " | ".join(columns) + " |")
+    print("|---|" + "--:|" * len(columns))
     found = []
     for row in ROWS:
         cells = []
-        for name, make in COLUMNS.items():
+        for name, make in columns.items():
             difference, changed = differences(row, make(), tokens)
             found.append({"row": row, "model": name, "difference": difference, "changed": changed})
             cells.append(

@@ -31,15 +31,15 @@ def wrap(module: nn.Module, rotary: StagedRotary) -> None:
     module.forward = functools.partial(_forward, module, inner, rotary, name)
 
 
-def attention_modules(owner: nn.Module) -> list[nn.Module]:
-    """The attention modules of a decoder that rotate their queries and keys."""
+def attention_modules(owner: nn.Module, *, unrotated: bool = False) -> list[nn.Module]:
+    """The attention modules of a decoder that rotate their queries and keys; with `unrotated` the others too."""
     found = [
         m
         for m in owner.modules()
         if "Attention" in type(m).__name__
         and hasattr(m, "layer_idx")
         and "position_embeddings" in inspect.signature(m.forward).parameters
-        and getattr(m, "use_rope", True)
+        and (unrotated or getattr(m, "use_rope", True))
     ]
     if not found:
         raise CtxextError("this model's attention isn't built in transformers' standard way")

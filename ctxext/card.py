@@ -11,6 +11,7 @@ from . import methods
 from ._version import __version__
 from .export.portability import portability
 from .rope import Schedule
+from .smollm3 import is_written
 
 UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
 
@@ -21,8 +22,8 @@ def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weig
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
-    refuses = str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
-    fallback = not schedule.is_static and not refuses
+    native = schedule.is_static or is_written(config, schedule)
+    fallback = not native and not str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
     runtimes = portability(config, folder="this-folder")
     at_end = " in the last stage" if len(schedule.stages) > 1 else ""
     return f"""---
@@ -44,7 +45,7 @@ tags: [ctxext, long-context, {schedule.method}]
 | original rope | theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on {rope.trained_length:,} tokens |
 | attention scale on cos and sin | {schedule.stages[-1].attention_scale:.6g}{at_end} |
 
-{_loading(schedule, fallback)}
+{_loading(schedule, native, fallback)}
 
 ## Who will run it
 
@@ -68,13 +69,17 @@ tags: [ctxext, long-context, {schedule.method}]
 """
 
 
-def _loading(schedule: Schedule, fallback: bool) -> str:
-    if schedule.is_static:
-        return "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+def _loading(schedule: Schedule, native: bool, fallback: bool) -> str:
+    if native:
+        return (
+            _beyond_table(schedule)
+            + " " * bool(schedule.beyond_table)
+            + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+        )
     if fallback:
         return (
             f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json has "
-            "the last stage at every position. `ctxext.load(folder)` runs the schedule itself."
+            "what the furthest position has at every position. `ctxext.load(folder)` runs the schedule itself."
         )
     return (
         f"**Plain transformers can't run this folder and stops with a KeyError.** {_beyond_table(schedule)} "
@@ -94,6 +99,26 @@ def _beyond_table(schedule: Schedule) -> str:
         )
     if schedule.start_tokens:
         parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
+    if schedule.bias:
+        learned = f", a learned table that starts at {schedule.bias.start}" if schedule.bias.kind == "t5" else ""
+        parts.append(f"Attention logits have a bias by distance ({schedule.bias.kind}{learned}).")
+    if schedule.table:
+        parts.append(f"Sinusoids times {schedule.table.scale:g} are added to the input embeddings.")
+    if schedule.distances:
+        rule = schedule.distances
+        parts.append(
+            f"Rotary distances are {rule.kind}: exact below {rule.window} tokens, then kept in what was trained."
+        )
+    if schedule.unrotated:
+        chosen = schedule.unrotated
+        which = f"Every layer whose number is a multiple of {chosen.every}, from 1," if chosen.every else ""
+        which = which or f"Layers {', '.join(map(str, chosen.listed))}, from 0,"
+        parts.append(f"{which} doesn't rotate; the config says so as SmolLM3's does.")
+    if schedule.temperature:
+        parts.append(
+            f"Logits of a query beyond {schedule.rope.trained_length:,} tokens are multiplied by "
+            f"1 + {schedule.temperature:g} ln(n / {schedule.rope.trained_length})."
+        )
     return " ".join(parts)
 
 

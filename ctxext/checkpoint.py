@@ -18,6 +18,7 @@ from .hf_config import read_block, read_rope, sliding_window, write_config
 from .messages import window_message
 from .resolve import display_name, resolve
 from .rope import Schedule, unpatched
+from .smollm3 import is_written
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,36 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
         return load_adapter(folder, **kwargs)
     config = read_config(folder)
     schedule = stored_schedule(config)
-    if schedule is None or schedule.is_static:
+    if schedule is None or schedule.is_static or is_written(config, schedule):
         return AutoModelForCausalLM.from_pretrained(folder, **kwargs)
     original = write_config(config, unpatched(schedule.rope))
     del original["ctxext"]
     model = AutoModelForCausalLM.from_pretrained(folder, config=AutoConfig.for_model(**original), **kwargs)
     apply(model, schedule)
+    load_table(model, folder)
     return model
+
+
+def load_table(model: Any, folder: Path) -> bool:
+    """Give a patched live model the learned bias table of a folder; False if neither or only the model has one.
+
+    The model was made by a class of transformers, which knows no such weight and left it unread. Raises
+    CtxextError if the folder has a table that the model doesn't, or one of another shape.
+    """
+    import torch
+    from safetensors import safe_open
+
+    from .biases import TABLE
+
+    own = next((p for n, p in model.named_parameters() if n.endswith(f"{TABLE}.table")), None)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in (n for n in file.keys() if n.endswith(f"{TABLE}.table")):  # noqa: SIM118
+                table = file.get_tensor(name)
+                if own is None or own.shape != table.shape:
+                    shape = None if own is None else tuple(own.shape)
+                    raise CtxextError(f"{path} holds a bias table of {tuple(table.shape)}, the model has {shape}")
+                with torch.no_grad():
+                    own.copy_(table)
+                return True
+    return False

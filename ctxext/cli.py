@@ -32,6 +32,7 @@ from .options import (
     TrustRemoteCode,
     parse_settings,
 )
+from .search.command import search
 
 app = typer.Typer(
     name="ctxext",
@@ -211,6 +212,9 @@ def merge(
         terminal.print_json({"out": str(done.out), "schedule": method, "rounding": done.rounding})
     else:
         terminal.say(f"wrote {done.out}; read back exactly; writing the sum moved logits by {done.rounding:.2g}")
+
+
+app.command("search")(search)
 
 
 def _plug_in() -> None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from . import methods
+from . import methods, smollm3
 from ._version import __version__
 from .errors import CtxextError, UsageError
 from .families import leaves_implicit, per_layer_type
@@ -184,7 +184,12 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
 
 
 def write_config(
-    config: Mapping[str, Any], schedule: Schedule, *, fallback: str = "refuse", target: str = "all"
+    config: Mapping[str, Any],
+    schedule: Schedule,
+    *,
+    fallback: str = "refuse",
+    target: str = "all",
+    live: bool = False,
 ) -> dict[str, Any]:
     """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
 
@@ -192,12 +197,15 @@ def write_config(
     fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static".
     target: the runtime that comes first where one form can't suit all. "vllm" leaves the trained length in
     max_position_embeddings under linear scaling, which vLLM multiplies by the factor; "mlx" writes yarn with
-    options of its own as a table. The others take the form for "all".
+    options of its own as a table. The others take the form for "all". live: for a model in memory,
+    which can't become another architecture.
     """
-    new = dict(config)
+    new, said = dict(config), schedule
+    if not live and smollm3.expressible(schedule, config.get("model_type", "")):
+        new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(schedule, config.get("model_type", ""), fallback, target), **kept}
+    keys = {**native_parameters(said, config.get("model_type", ""), fallback, target), **kept}
     if "llama_4_scaling_beta" in kept:
         # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
         keys["original_max_position_embeddings"] = schedule.rope.trained_length
@@ -266,7 +274,7 @@ def block(schedule: Schedule) -> dict[str, Any]:
 def digest(schedule: Schedule) -> str:
     """A short hash over everything that the schedule computes."""
     data = schedule.to_dict()
-    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length")}
+    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length", *schedule.beyond_table)}
     return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -36,7 +36,10 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     for name, method in methods.all_methods().items():
         try:
             schedule = method(rope, factor)
-            if len(schedule.stages) == 1:
+            if schedule.beyond_table:
+                why = f"its frequencies aren't the point: {', '.join(schedule.beyond_table)}"
+                left_out.append({"method": name, "why": why})
+            elif len(schedule.stages) == 1:
                 made.append(schedule)
             else:
                 left_out.append({"method": name, "why": "staged: its last stage is a static method's table"})

@@ -1,20 +1,22 @@
 """Patch a live model in place: apply a schedule, verify that it reached attention, undo it.
 
-Only the instance changes, never a transformers class or global. The patch is one attribute (the decoder's
-rotary module) and a few keys of its config, so it survives save_pretrained, PEFT, device maps,
-torch.compile and gradient checkpointing.
+Only the instance changes, never a transformers class. The patch is one attribute (the decoder's rotary module),
+a few keys of its config and, for what cos and sin can't carry, the forwards of its attention modules, so it
+survives save_pretrained, PEFT, device maps, torch.compile and gradient checkpointing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from . import methods
+from . import biases, methods, positioned
 from .attention import attention_modules, wrap
+from .encodings import sinusoid_frequencies
 from .errors import CtxextError, warn
 from .families import unsupported_reason
 from .hf_config import SCALED_LAYERS, read_rope, sliding_window
@@ -23,19 +25,27 @@ from .rope import Schedule, unpatched
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staging import StagedRotary, find_layout
 
-_MISSING = object()
+
+class _MISSING:
+    """Stands for an attribute that wasn't there. A class, as copies and pickles of a model keep its identity."""
+
+
 _STATE = "_ctxext"
 
 
 @dataclass
 class _Patch:
-    """What undoing needs: the module and the config values that were there before."""
+    """What undoing needs: the module and the config values that were there before.
+
+    forwards, views: the forward and the config that single modules had of their own.
+    """
 
     schedule: Schedule
     rotary: nn.Module
-    config: dict[str, Any]
-    windows: list[tuple[nn.Module, Any]]
-    forwards: dict[nn.Module, Any]
+    config: dict[str, Any] = field(default_factory=dict)
+    windows: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    forwards: dict[nn.Module, Any] = field(default_factory=dict)
+    views: dict[nn.Module, Any] = field(default_factory=dict)
 
 
 def patch(
@@ -129,17 +139,18 @@ def _install(owner: nn.Module, schedule: Schedule) -> None:
     config = owner.rotary_emb.config
     rotary = owner.rotary_emb
     replacement = _build(owner, config, schedule)
-    state = _Patch(schedule, rotary, {}, [], {})
+    state = _Patch(schedule, rotary)
     for key, value in config_edits(config, schedule).items():
         state.config[key] = getattr(config, key, _MISSING)
         setattr(config, key, value)
     _widen_window(owner, config, schedule, state)
     owner.rotary_emb = replacement
     replacement.config = config
-    if len(schedule.stages) > 1:
-        _stage_attention(owner, replacement, state)
     setattr(owner, _STATE, state)
     try:
+        if len(schedule.stages) > 1:
+            _stage_attention(owner, replacement, state)
+        _beyond_table(owner, rotary, schedule, state)
         verify(owner)
     except BaseException:
         _restore(owner, state)
@@ -148,14 +159,14 @@ def _install(owner: nn.Module, schedule: Schedule) -> None:
 
 def _build(owner: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     """The rotary module for any schedule."""
-    if len(schedule.stages) == 1:
-        return build(owner.rotary_emb, config, schedule)
     kinds = getattr(config, "layer_types", None) or ()
-    if set(kinds) - {"full_attention"}:
+    if (len(schedule.stages) > 1 or schedule.changes_attention) and set(kinds) - {"full_attention"}:
         raise CtxextError(
-            f"a staged schedule needs full attention in every layer, this model has {sorted(set(kinds))}",
+            f"{schedule.method} needs full attention in every layer, this model has {sorted(set(kinds))}",
             hint="use a static method, such as yarn",
         )
+    if len(schedule.stages) == 1:
+        return build(owner.rotary_emb, config, schedule)
     modules = build_stages(owner.rotary_emb, config, schedule)
     layout = find_layout(attention_modules(owner)[0], rebuild(owner.rotary_emb, config, unpatched(schedule.rope)))
     return StagedRotary(modules, [stage.start for stage in schedule.stages], layout)
@@ -163,8 +174,49 @@ def _build(owner: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
 
 def _stage_attention(owner: nn.Module, rotary: StagedRotary, state: _Patch) -> None:
     for module in attention_modules(owner):
-        state.forwards[module] = module.__dict__.get("forward", _MISSING)
+        _keep_forward(module, state)
         wrap(module, rotary)
+
+
+def _beyond_table(owner: nn.Module, original: nn.Module, schedule: Schedule, state: _Patch) -> None:
+    """Install what neither frequencies nor stages can express."""
+    rotating = attention_modules(owner)
+    config = owner.rotary_emb.config
+    if schedule.changes_attention:
+        layout = None
+        if schedule.distances:
+            layout = find_layout(rotating[0], rebuild(original, config, unpatched(schedule.rope)))
+        if schedule.bias and schedule.bias.kind == "t5":
+            table = biases.T5Bias(schedule.bias, config.num_attention_heads)
+            owner.add_module(biases.TABLE, table.to(owner.get_input_embeddings().weight.device))
+        for module in rotating if schedule.distances else attention_modules(owner, unrotated=True):
+            _keep_forward(module, state)
+            state.views[module] = module.config if hasattr(module, "config") else _MISSING
+            positioned.wrap(module, schedule, owner, layout)
+    if schedule.unrotated:
+        chosen = set(schedule.unrotated.of(config.num_hidden_layers))
+        for module in rotating:
+            if module.layer_idx in chosen:
+                _keep_forward(module, state)
+                module.forward = functools.partial(positioned.unrotated_forward, module.forward)
+    if schedule.table:
+        first = _decoder_layers(owner, rotating[0])[0]
+        frequencies = tuple(sinusoid_frequencies(config.hidden_size, schedule.table.base))
+        _keep_forward(first, state)
+        first.forward = functools.partial(positioned.add_table, first.forward, frequencies, schedule.table.scale)
+
+
+def _decoder_layers(owner: nn.Module, attention: nn.Module) -> nn.ModuleList:
+    """The list of layers that one of its attention modules is in."""
+    return next(
+        m
+        for m in owner.modules()
+        if isinstance(m, nn.ModuleList) and any(attention is inner for inner in m.modules())
+    )
+
+
+def _keep_forward(module: nn.Module, state: _Patch) -> None:
+    state.forwards.setdefault(module, module.__dict__.get("forward", _MISSING))
 
 
 def _restore(owner: nn.Module, state: _Patch) -> None:
@@ -178,18 +230,25 @@ def _restore(owner: nn.Module, state: _Patch) -> None:
     for module, window in state.windows:
         module.sliding_window = window
     for module, forward in state.forwards.items():
-        if forward is _MISSING:
-            del module.forward
-        else:
+        if forward is not _MISSING:
             module.forward = forward
+        elif "forward" in module.__dict__:
+            del module.forward
+    for module, view in state.views.items():
+        if view is not _MISSING:
+            module.config = view
+    if hasattr(owner, biases.TABLE):
+        delattr(owner, biases.TABLE)
     delattr(owner, _STATE)
 
 
 def _widen_window(owner: nn.Module, config: Any, schedule: Schedule, state: _Patch) -> None:
     """Drop a sliding window that every layer has and that is shorter than the target."""
     window = sliding_window(config.to_dict())
-    # A staged schedule can't turn the keys of a sliding cache, so it drops even a window that is wide enough.
-    if window is None or (window >= schedule.max_length and len(schedule.stages) == 1):
+    # Stages and changed attention can't use the keys of a sliding cache: they drop even a window that is wide
+    # enough.
+    table = len(schedule.stages) == 1 and not schedule.changes_attention
+    if window is None or (window >= schedule.max_length and table):
         return
     if getattr(config, "layer_types", None):
         raise CtxextError(

@@ -15,7 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from .encodings import Bias, Distances, InputTable, Layers, temperature_at
 from .errors import UsageError
+
+_KINDS = {"bias": Bias, "table": InputTable, "distances": Distances, "unrotated": Layers}
+EMPTY = {**dict.fromkeys(_KINDS), "temperature": 0.0}
+BEYOND_TABLE = tuple(EMPTY)
 
 
 def _finite(value: float, what: str) -> float:
@@ -113,6 +118,10 @@ class Schedule:
     start_tokens: the first so many positions keep the original angles (n-hat in LongRoPE, eq. 3).
     native: how transformers spells this static schedule in `rope_parameters`, when it has a name for it.
     method, factor, params: how it was made; params hold every option with its value.
+    bias, table, distances: what `encodings` describes; None if the schedule has none.
+    unrotated: layers that don't rotate; the others do.
+    temperature: c; logits of a query beyond the trained length L are multiplied by 1 + c ln(n / L), n being its
+        position + 1.
     """
 
     rope: Rope
@@ -123,9 +132,15 @@ class Schedule:
     params: Mapping[str, Any] = field(default_factory=dict)
     start_tokens: int = 0
     native: Mapping[str, Any] | None = None
+    bias: Bias | None = None
+    table: InputTable | None = None
+    distances: Distances | None = None
+    unrotated: Layers | None = None
+    temperature: float = 0.0
 
     def __post_init__(self):
         object.__setattr__(self, "stages", tuple(self.stages))
+        object.__setattr__(self, "temperature", _finite(self.temperature, "the temperature"))
         starts = [stage.start for stage in self.stages]
         if not starts or starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
             raise UsageError(f"stages must start at 0 and ascend, got {starts}")
@@ -133,19 +148,50 @@ class Schedule:
             raise UsageError(f"every stage needs {self.rope.size} frequencies")
         if self.start_tokens < 0:
             raise UsageError(f"start_tokens must not be negative, got {self.start_tokens}")
+        if self.temperature < 0:
+            raise UsageError(f"temperature must not be negative, got {self.temperature}")
+        if self.beyond_table and (len(self.stages) > 1 or self.start_tokens):
+            raise UsageError(f"{', '.join(self.beyond_table)} can't be combined with stages or start tokens")
+        if self.unrotated and self.distances:
+            raise UsageError("distances can't be combined with layers that don't rotate")
+
+    @property
+    def beyond_table(self) -> tuple[str, ...]:
+        """Names of the fields in use that neither frequencies nor stages can express."""
+        return tuple(name for name in BEYOND_TABLE if getattr(self, name))
+
+    @property
+    def changes_attention(self) -> bool:
+        """Whether attention itself must know positions: a bias, a temperature, or a rule for distances."""
+        return bool(self.bias or self.distances or self.temperature)
 
     @property
     def is_static(self) -> bool:
         """One stage and nothing else: a plain frequency table, which stock transformers can run."""
-        return len(self.stages) == 1 and not self.start_tokens
+        return len(self.stages) == 1 and not self.start_tokens and not self.beyond_table
+
+    def table_alone(self) -> Schedule:
+        """Its frequencies and stages without what they can't express."""
+        return replace(self, start_tokens=0, **{name: EMPTY[name] for name in self.beyond_table})
 
     def static_approximation(self) -> Schedule:
         """One stage, the furthest, for every position: what a runtime without stages can do for long text.
 
-        It reads short text worse than this schedule does, and has no start tokens.
+        It reads short text worse than this schedule does, and has no start tokens. A temperature by position
+        becomes that of the furthest one. Raises UsageError where no frequency table comes near.
         """
-        last = replace(self.stages[-1], start=0)
-        return replace(self, stages=(last,), start_tokens=0, native=self.native if self.is_static else None)
+        lost = [name for name in self.beyond_table if name != "temperature"]
+        if lost:
+            raise UsageError(
+                f"no frequency table comes near {self.method}: {', '.join(lost)}",
+                hint="leave out --fallback static, and load the folder with ctxext.load",
+            )
+        # cos and sin are on queries and keys, so their scale acts squared.
+        sharpened = math.sqrt(temperature_at(self.max_length - 1, self.temperature, self.rope.trained_length))
+        last = self.stages[-1]
+        last = replace(last, start=0, attention_scale=last.attention_scale * sharpened)
+        native = self.native if self.is_static else None
+        return replace(self, stages=(last,), start_tokens=0, temperature=0.0, native=native)
 
     def stage_at(self, position: int) -> Stage:
         """The stage of a query at `position`."""
@@ -160,6 +206,9 @@ class Schedule:
         data = dict(data)
         data["rope"] = _from_dict(Rope, data["rope"])
         data["stages"] = tuple(_from_dict(Stage, stage) for stage in data["stages"])
+        for name, kind in _KINDS.items():
+            if data.get(name) is not None:
+                data[name] = _from_dict(kind, data[name])
         return _from_dict(cls, data)
 
 

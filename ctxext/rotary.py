@@ -48,7 +48,7 @@ def is_nested(rotary: nn.Module) -> bool:
 
 def config_edits(config: Any, schedule: Schedule) -> dict[str, Any]:
     """The attributes of a live transformers config that `schedule` changes, with their new values."""
-    edited = write_config(config.to_dict(), schedule)
+    edited = write_config(config.to_dict(), schedule, live=True)
     live = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim", "ctxext")
     return {k: edited[k] for k in live if k in edited and getattr(config, k, None) != edited[k]}
 
@@ -94,14 +94,30 @@ class StartTokenRotary(nn.Module):
         return torch.where(start, cos0 * scale, cos1), torch.where(start, sin0 * scale, sin1)
 
 
+class TableRotary(nn.Module):
+    """The stock module of a schedule that is more than its table. It keeps its own config: the model's says that
+    plain transformers must not load it, and some stock modules read their config in every call."""
+
+    def __init__(self, scaled: nn.Module):
+        super().__init__()
+        self.scaled = scaled
+        self.config = scaled.config
+
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each (1 or batch, tokens, rotary width), in x's dtype."""
+        return self.scaled(x, position_ids)
+
+
 def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     """The module that runs a one-stage `schedule` in place of `rotary`, whose config is `config`.
 
     Raises CtxextError if the rebuilt stock module computes other frequencies than the schedule says.
     """
-    table = replace(schedule, start_tokens=0)
+    table = schedule.table_alone()
     scaled = rebuild(rotary, config, table)
     check_table(scaled, table)
+    if schedule.beyond_table:
+        return TableRotary(scaled)
     if not schedule.start_tokens:
         return scaled
     if is_nested(rotary):

@@ -70,7 +70,7 @@ class Block:
         rows = plan.positions.shape[0]
         if self.past:
             stages, ends = getattr(layer, _STATE)
-            _check_contiguous(ends, plan, batch)
+            check_contiguous(layer, plan.positions, batch)
             rows = batch
             offsets = torch.arange(-self.past + 1, 1, device=plan.positions.device)
             before = torch.tensor(ends, device=offsets.device)[:, None] + offsets
@@ -126,24 +126,24 @@ def layer_of(cache: Any, module: nn.Module) -> Any:
     if cache is None:
         return None
     if not isinstance(cache, Cache) or type(cache).__name__ == "EncoderDecoderCache":
-        raise CtxextError(f"a staged schedule can't run with a {type(cache).__name__}", hint="use DynamicCache")
+        raise CtxextError(f"this schedule can't run with a {type(cache).__name__}", hint="use DynamicCache")
     if getattr(cache, "offloading", False):
         raise CtxextError(
-            "a staged schedule can't turn keys that are offloaded", hint="use a cache without offloading"
+            "this schedule needs all keys in place, not offloaded", hint="use a cache without offloading"
         )
     if len(cache.layers) <= module.layer_idx:
         return None
     layer = cache.layers[module.layer_idx]
     if type(layer) not in {*_KNOWN, *_KNOWN.values()}:
         raise CtxextError(
-            f"a staged schedule can't turn the keys of a {type(layer).__name__}",
+            f"this schedule can't turn the keys of a {type(layer).__name__}",
             hint="use DynamicCache or StaticCache, without quantization or a sliding window",
         )
     if not _length(layer):
         return None
     if not hasattr(layer, _STATE):
         raise CtxextError(
-            "this cache was filled before the model was patched, so the stage of its keys isn't known",
+            "this cache was filled before the model was patched, so how its keys were turned isn't known",
             hint="start with an empty cache",
         )
     return layer
@@ -156,9 +156,14 @@ def remember(cache: Any, module: nn.Module, stages: list[int], ends: list[int]) 
     setattr(layer, _STATE, (list(stages), list(ends)))
 
 
-def _check_contiguous(ends: list[int], plan: Plan, batch: int) -> None:
-    first = rows_of(plan.positions[:, 0].tolist(), batch)
-    if any(a != b + 1 for a, b in zip(first, ends, strict=True)):
+def check_contiguous(layer: Any, positions: torch.Tensor, batch: int) -> None:
+    """Raise CtxextError unless positions, (rows, tokens), go on where each row of a cache layer ends."""
+    ends = getattr(layer, _STATE)[1]
+    if len(ends) != batch:
+        raise CtxextError(f"the cache holds {len(ends)} sequences, the call has {batch}")
+    # Seen from its last token, as the first ones may be pads; a row that begins in this call has only pads before.
+    first = [p - positions.shape[1] + 1 for p in rows_of(positions[:, -1].tolist(), batch)]
+    if any(a != b + 1 and a > 0 for a, b in zip(first, ends, strict=True)):
         raise CtxextError(
             f"the call begins at positions {first}, the cache ends at {ends}: a cached sequence can't have gaps",
             hint="pass position_ids that go on where the cache ends",
@@ -172,7 +177,7 @@ def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch
         raise CtxextError(f"the cache holds {len(now)} sequences, the call has {batch}")
     if list(now) == list(stages):
         return
-    _check_contiguous(ends, plan, batch)
+    check_contiguous(layer, plan.positions, batch)
     length = _length(layer)
     where = ("align", length, tuple(now), tuple(stages), tuple(ends))
     if where not in plan.turns:

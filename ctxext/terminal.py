@@ -164,6 +164,8 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
         console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")
     if schedule.is_static:
         console.print("  load with AutoModelForCausalLM.from_pretrained")
+    elif schedule.unrotated and done.config["model_type"] == "smollm3":
+        console.print("  written as a SmolLM3, which has layers without rotation: load with from_pretrained")
     elif keys["rope_type"].startswith("ctxext"):
         console.print("  load with ctxext.load (plain transformers refuses it)")
     else:

@@ -49,8 +49,8 @@ def kjv(folder: Path) -> Path:
 
 
 def variants(only: list[str] | None = None) -> list[Variant]:
-    """Unpatched and every method that needs no option of its own (or those named), at factor 2."""
-    ready = only or [name for name, method in methods.all_methods().items() if not method.needs]
+    """Unpatched and every method that keeps RoPE and needs no option (or those named), at factor 2."""
+    ready = only or [n for n, m in methods.all_methods().items() if not m.needs and not m.replaces_rope]
     return [UNPATCHED, *(Variant(f"{name} x{FACTOR}", name, FACTOR) for name in ready)]
 
 

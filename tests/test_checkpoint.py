@@ -18,7 +18,7 @@ from ctxext import checkpoint, folder, methods
 from ctxext.errors import CtxextError, CtxextWarning, UsageError
 
 FACTORS = [1 + i / 4 for i in range(16)]
-STATIC = [name for name in methods.all_methods() if not name.startswith("dynamic")]
+STATIC = [name for name, m in methods.all_methods().items() if not m.loads.startswith("needs")]
 
 
 def params(name):

@@ -53,7 +53,7 @@ def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRo
         schedule = schedule.static_approximation()
     if not schedule.is_static:
         raise CtxextError(
-            f"llama.cpp can't run {schedule.method}: it has stages or start tokens, a GGUF says one table",
+            f"llama.cpp can't run {schedule.method}: it is more than one frequency table, all that a GGUF says",
             hint="--fallback static writes the last stage, as good on long text and worse on short",
         )
     if arch not in READS_TABLE:

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import CtxextError
 from ..hf_config import read_block, read_schedule, rope_parameters, write_config
 from ..rope import Rope, Schedule
+from ..smollm3 import is_written
 from ..spelling import formula_scale
 from .gguf_rope import gguf_rope
 from .runtimes import RULES, RUNTIMES, Runtime
@@ -66,6 +67,7 @@ def stand_in(rope: Rope, model_type: str = "llama") -> dict[str, Any]:
     return {
         "model_type": model_type,
         **heads,
+        "num_hidden_layers": 128,
         "max_position_embeddings": rope.trained_length,
         "rope_theta": rope.theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": rope.theta},
@@ -119,8 +121,13 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
         found |= _longrope(keys, length, original)
         if at_top is None:
             found.add("no original at the top")
-    block = config.get("ctxext")
-    if block and not read_block(block).is_static:
+    rotates = config.get("no_rope_layers") or ()
+    if not all(rotates):
+        found.add("still layers")
+        if any(bool(on) is ((i + 1) % 4 == 0) for i, on in enumerate(rotates)):
+            found.add("not every fourth")
+    schedule = read_block(config["ctxext"]) if config.get("ctxext") else None
+    if schedule and not schedule.is_static and not is_written(config, schedule):
         found.add("last stage")
     return frozenset(found)
 

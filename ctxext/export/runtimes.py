@@ -74,6 +74,7 @@ def _rule(runtime: str, features: str, runs: str, note: str, evidence: str) -> R
 _KEY_ERROR = "stops with a KeyError; load with ctxext.load"
 _UNKNOWN = "knows no such rope type; a runtime that ignores unknown types would misread it"
 _USE_EXPORT = "use `ctxext export --to gguf`"
+_STILL = "nobody looked at layers that don't rotate"
 _OTHER_FAMILY = "known for Llama, Mistral and Qwen only"
 _NESTED = "known for one rope for all layers only"
 _V4_KEYS = "reads rope_theta and rope_scaling only, which are missing: runs theta 10000 without scaling"
@@ -94,6 +95,7 @@ RULES = (
         "switches by the length of the call: keys in the cache keep the old angles",
         "run",
     ),
+    _rule("vLLM", "still layers", "exact", "by its Transformers backend", "source"),
     _rule("vLLM", "staged", "refused", "ValueError: knows no such rope type", "run"),
     _rule(
         "vLLM",
@@ -132,6 +134,7 @@ RULES = (
         "run",
     ),
     _rule("vLLM", "per layer type", "unchecked", _NESTED, "source"),
+    _rule("SGLang", "still layers", "unchecked", _STILL, "source"),
     _rule("SGLang", "staged", "refused", _UNKNOWN, "source"),
     _rule("SGLang", "dynamic", "approximates", "static NTK at the largest length, for every text", "run"),
     _rule("SGLang", "linear+whole factor", "refused", "TypeError: the factor is written as an integer", "run"),
@@ -227,7 +230,16 @@ RULES = (
         f"llama.cpp overwrites the attention factor of the file; {_USE_EXPORT}",
         "run",
     ),
+    _rule(
+        "llama.cpp (its own converter)",
+        "still layers+not every fourth",
+        "misread",
+        "its SmolLM3 stops every fourth layer, whatever the config says",
+        "source",
+    ),
+    _rule("llama.cpp (its own converter)", "still layers", "exact", "as SmolLM3", "source"),
     _rule("llama.cpp (its own converter)", "other family", "unchecked", _OTHER_FAMILY, "source"),
+    _rule("MLX-LM", "still layers", "exact", "as SmolLM3", "source"),
     _rule("MLX-LM", "staged", "refused", _UNKNOWN, "source"),
     _rule("MLX-LM", "no v4 keys", "misread", _V4_KEYS, "source"),
     _rule("MLX-LM", "dynamic", "misread", "scales per call: keys in the cache keep the old angles", "source"),

@@ -38,7 +38,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method. `shrinks_to` says how small a ratio may get: "factor" (1/factor), or "zero"."""
+    """A registered method. `shrinks_to` says how small a ratio may get: "factor" (1/factor), or "zero".
+
+    replaces_rope: it puts another encoding in place of the rotation, so that even factor 1 changes the model.
+    """
 
     name: str
     function: Callable[..., Schedule]
@@ -47,10 +50,11 @@ class Method:
     shrinks_to: str
     needs: tuple[str, ...]
     options: tuple[Option, ...]
+    replaces_rope: bool
 
     @property
     def loads(self) -> str:
-        """What plain transformers does with its folders: found by trying the method on a small rope."""
+        """What plain transformers does with its folders: found by trying the method's defaults on a small rope."""
         rope = Rope(10000.0, 8, 64)
         given = dict.fromkeys(self.needs, [1.0] * rope.size)
         schedule = self(rope, 2, **given)
@@ -132,13 +136,22 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
 _REGISTRY: dict[str, Method] = {}
 
 
-def method(*, title: str, paper: str, shrinks_to: str = "factor", needs: tuple[str, ...] = ()):
+def method(
+    *,
+    title: str,
+    paper: str,
+    shrinks_to: str = "factor",
+    needs: tuple[str, ...] = (),
+    replaces_rope: bool = False,
+):
     """Register a function as a method; its name is the method's name.
 
     title: the name that papers use. paper: where the formula stands. shrinks_to: the smallest ratio by
     which it may multiply a frequency, "factor" for 1/factor or "zero" (used by the invariants test and
-    the documentation). needs: options without a usable default.
+    the documentation). needs: options without a usable default. replaces_rope: see `Method`.
     """
+    if replaces_rope:
+        shrinks_to = "zero"
 
     def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
         hints = typing.get_type_hints(function)
@@ -150,7 +163,7 @@ def method(*, title: str, paper: str, shrinks_to: str = "factor", needs: tuple[s
         name = function.__name__
         if name in _REGISTRY:
             raise RuntimeError(f"two methods are called {name!r}")
-        _REGISTRY[name] = Method(name, function, title, paper, shrinks_to, needs, options)
+        _REGISTRY[name] = Method(name, function, title, paper, shrinks_to, needs, options, replaces_rope)
         return function
 
     return register

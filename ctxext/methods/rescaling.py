@@ -1,4 +1,4 @@
-"""Frequencies divided one by one (LongRoPE), or all stopped (NoPE)."""
+"""Frequencies divided one by one (LongRoPE)."""
 
 from __future__ import annotations
 
@@ -54,17 +54,3 @@ def _check_factors(rope: Rope, name: str, factors: list[float]) -> None:
         )
     if any(f <= 0 for f in factors):
         raise UsageError(f"every value of {name} must be positive")
-
-
-@method(
-    title="NoPE",
-    paper="Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466",
-    shrinks_to="zero",
-)
-def nope(rope: Rope, factor: float) -> Schedule:
-    """Stop all rotation: no position encoding but the causal mask.
-
-    f'_i = 0, whatever the factor, which only says how long the model is meant to read. A model trained
-    with RoPE is lost right after this; DroPE recovers it by a recalibration at the original length.
-    """
-    return static(rope, factor, [0.0] * rope.size)

@@ -2,9 +2,9 @@
 
     python -m ctxext.training.pretrain recipes/pretrain-tiny.yaml --text PATH --out DIR [--resume] [key=value ...]
 
-The loop, checkpoints and optimiser are transformers' Trainer; this file only maps a recipe to it. OUT then
-holds model/ (bf16 weights and tokenizer), recipe.json and checkpoints/ (to resume after a kill). How good it
-became is for the evaluators to say: `ctxext eval passkey DIR/model`, `ctxext eval ppl DIR/model --data ...`.
+The loop, checkpoints and optimiser are transformers' Trainer; this file only maps a recipe to it. OUT then holds
+model/ (bf16 weights and tokenizer), recipe.json, log.json (losses) and checkpoints/ (to resume after a kill).
+How good it became is for the evaluators to say: `ctxext eval passkey DIR/model`, `ctxext eval ppl DIR/model ...`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def train(
         "bf16": opt.bf16,
         "seed": recipe.seed,
         "save_steps": recipe.output.save_steps,
-        "save_total_limit": 2,
+        "save_total_limit": recipe.output.keep,
         "logging_steps": recipe.output.logging_steps,
         "logging_nan_inf_filter": False,
         "disable_tqdm": not sys.stderr.isatty(),
@@ -151,6 +151,7 @@ def train(
     checkpoint = last_checkpoint(out / "checkpoints") if resume else None
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
+    write_whole(out / "log.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
     model = trainer.model.cpu().to(torch.bfloat16)
     model.config.use_cache = True  # the Trainer turns it off
     ids = {f"{name}_token_id": tokenizer.eos_token_id for name in ("bos", "eos", "pad")}

@@ -73,6 +73,7 @@ class OptimizationSpec(Section):
 
 class OutputSpec(Section):
     save_steps: int = Field(gt=0)
+    keep: int = Field(2, ge=1, description="checkpoints kept")
     logging_steps: int = Field(50, gt=0)
 
 

@@ -180,14 +180,14 @@ def method_problems(content: dict[str, Any]) -> Iterator[Problem]:
 
 
 def is_staged(spec: MethodSpec | None) -> bool:
-    """Whether the method has several stages, tried on a rope that stands for any."""
+    """Whether the method has several stages or changes attention, tried on a rope that stands for any."""
     if spec is None:
         return False
     try:
         made = methods.schedule(Rope(10000.0, 64, 4096), spec.name, max(spec.factor, 2.0), **spec.params)
     except Exception:  # an option that needs the real rope (a list of factors): such methods are static
         return False
-    return len(made.stages) > 1
+    return len(made.stages) > 1 or made.changes_attention
 
 
 def parallel_sizes() -> tuple[int, int]:
@@ -256,7 +256,7 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
     if cp > 1:
         if is_staged(recipe.method):
             yield Problem(
-                ("method", "name"), "a staged method needs all keys of a query in one place, not context parallel"
+                ("method", "name"), "this method needs all keys of a query in one place, not context parallel"
             )
         if data.layout == "packed":
             yield Problem(("data", "layout"), "context parallel drops the mask that keeps packed documents apart")
@@ -266,7 +266,7 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("data", "length"), f"must be a multiple of {2 * cp} for context parallel over {cp}")
     if sp > 1:
         if is_staged(recipe.method):
-            yield Problem(("method", "name"), "a staged method needs whole sequences, not Ulysses")
+            yield Problem(("method", "name"), "this method needs whole sequences, not Ulysses")
         if data.layout == "packed" and "flash" not in recipe.model.attention:
             yield Problem(("data", "layout"), "Ulysses can pack with flash attention only")
         if data.length % sp:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ctxext import adapters, methods
+from ctxext.biases import T5Bias
 from ctxext.checkpoint import read_config, stored_schedule
 from ctxext.errors import CtxextError, UsageError
 from ctxext.families import require_support
@@ -100,6 +101,8 @@ def add_lora(model: nn.Module, spec: AdapterSpec) -> nn.Module:
     if spec.norms:
         # Full names: PEFT matches by suffix, and "norm" alone would also catch whatever ends so.
         whole += [name for name, m in model.named_modules() if type(m).__name__.endswith("Norm")]
+    # A learned bias table is small, and of no use untrained.
+    whole += [name for name, m in model.named_modules() if isinstance(m, T5Bias)]
     targets = spec.targets
     if spec.layers is not None and targets == "all-linear":  # PEFT takes a choice of layers with a list only
         head = model.get_output_embeddings()

@@ -109,7 +109,7 @@ def test_demo_end_to_end(monkeypatch, capsys, tmp_path):
     args = ("demo", "-o", tmp_path / "d", "--documents", 2, "--trials", 1)
     code, out, err = run(monkeypatch, capsys, *args)
     assert code == 0, err
-    for name in ("unpatched", "crop control", "yarn", "nope"):
+    for name in ("unpatched", "crop control", "yarn", "self_extend"):
         assert name in out
     assert "measuring" in err
     for picture in ("perplexity.png", "passkey.png"):

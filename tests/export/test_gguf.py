@@ -20,7 +20,7 @@ from ctxext.hf_config import read_schedule
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.filterwarnings("ignore:the folder has no tokenizer")
 DIVISORS = [1 + i / 4 for i in range(16)]
-STATIC = [name for name in methods.all_methods() if not name.startswith("dynamic")]
+STATIC = [n for n, m in methods.all_methods().items() if not m.loads.startswith("needs")]
 
 
 def params(name):
@@ -92,7 +92,7 @@ def folders(tmp_path_factory):
 def test_angles_are_transformers(name, family, folders, tmp_path):
     """Every static method on every architecture: the same cos and sin near and far, or a refusal."""
     folder = ctxext.patch_checkpoint(folders / family, tmp_path / "m", method=name, factor=4, **params(name)).out
-    if family == "qwen3" and name in ("llama3", "longrope", "nope", "ntk_by_parts"):
+    if family == "qwen3" and name in ("llama3", "longrope", "nope", "drope", "ntk_by_parts"):
         with pytest.raises(CtxextError, match="reads no frequency table for qwen3"):
             export_gguf(folder, tmp_path / "x.gguf")
         assert [p.name for p in tmp_path.iterdir()] == ["m"]
@@ -152,7 +152,7 @@ def test_a_gguf_keeps_its_schedule_when_it_is_read(folders, tmp_path, monkeypatc
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf").eval()
     assert (logits(plain, tokens) - want).abs().max() > 2
     staged = ctxext.patch_checkpoint(folders / "llama", tmp_path / "s", method="dynamic_ntk", factor=4).out
-    with pytest.raises(CtxextError, match="has stages or start tokens"):
+    with pytest.raises(CtxextError, match="is more than one frequency table"):
         export_gguf(staged, tmp_path / "s.gguf")
     last = export_gguf(staged, tmp_path / "s.gguf", dtype="f32", fallback="static")
     assert read_schedule(gguf_config(last.out)).method == "dynamic_ntk"
@@ -261,7 +261,7 @@ def test_patch_errors(folders, tmp_path, monkeypatch, capsys):
         patch_gguf(source, tmp_path, method="pi", factor=2, force=True)
     with pytest.raises(UsageError, match="did you mean 'beta_fast'"):
         patch_gguf(source, tmp_path / "z.gguf", method="yarn", factor=2, beta_fsat=1)
-    with pytest.raises(CtxextError, match="has stages"):
+    with pytest.raises(CtxextError, match="is more than one frequency table"):
         patch_gguf(source, tmp_path / "z.gguf", method="dynamic_pi", factor=2)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(source.read_bytes()[:3000])

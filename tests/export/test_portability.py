@@ -74,6 +74,8 @@ def all_configs():
     for schedule in STAGED.values():
         yield written(schedule)
         yield written(schedule, fallback="static")
+    for every in (3, 4):
+        yield written(methods.schedule(ROPE, "nope", 4, every=every))
     yield from OTHERS.values()
     yield written(STATIC["yarn"], "gemma3_text")
 

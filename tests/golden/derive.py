@@ -114,8 +114,14 @@ def longrope(theta, d, length, s, long_factor):
     )
 
 
-def nope(theta, d, length, s):
+def nope(theta, d, length, s, **options):
+    """No rotation, whatever else takes its place (a bias, sinusoids, a temperature: test_encodings.py)."""
     return [mpf(0)] * (d // 2), mpf(1)
+
+
+def as_trained(theta, d, length, s, **options):
+    """Rotation as it was; other distances are given to it (test_encodings.py)."""
+    return base(theta, d), mpf(1)
 
 
 def staged(static, theta, d, length, s, granularity, strength=1, temperature=0, sharpen=True, **options):
@@ -161,6 +167,13 @@ CASES = {
     "theta": (theta, [{}, {"base": 80000000}]),
     "longrope": (longrope, ["rising"]),
     "nope": (nope, [{}]),
+    "drope": (nope, [{}, {"temperature": 0.1}]),
+    "alibi": (nope, [{}]),
+    "t5_bias": (nope, [{}]),
+    "sinusoidal": (nope, [{}]),
+    "self_extend": (as_trained, [{}]),
+    "rerope": (as_trained, [{}]),
+    "dual_chunk": (as_trained, [{}]),
 }
 
 

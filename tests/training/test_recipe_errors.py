@@ -116,7 +116,7 @@ def test_packing_is_guarded_by_the_size_of_its_mask(good):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["method.name=dynamic_ntk"], "method.name: a staged method needs all keys of a query in one place"),
+        (["method.name=dynamic_ntk"], "method.name: this method needs all keys of a query in one place"),
         (["positions.kind=plain", "data.layout=packed"], "data.layout: context parallel drops the mask"),
         (["data.length=130"], "data.length: must be a multiple of 8"),
         (["model.attention=eager"], "model.attention: context parallel runs with sdpa only"),
@@ -134,7 +134,7 @@ def test_combinations_that_ulysses_gets_wrong(good, monkeypatch):
     monkeypatch.setenv("PARALLELISM_CONFIG_SP_SIZE", "8")
     with pytest.raises(UsageError, match="Ulysses can pack with flash attention only"):
         load_recipe(good, ["positions.kind=plain", "data.layout=packed"])
-    with pytest.raises(UsageError, match="a staged method needs whole sequences"):
+    with pytest.raises(UsageError, match="this method needs whole sequences"):
         load_recipe(good, ["method.name=dynamic_pi"])
 
 

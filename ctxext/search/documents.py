@@ -1,0 +1,111 @@
+"""The texts that candidates are compared on: whole documents of the target length, or needles in them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from ctxext import prompts
+from ctxext.errors import CtxextError, UsageError
+
+OBJECTIVES = ("perplexity", "needle")
+
+
+@dataclass(frozen=True)
+class Document:
+    """Token ids, and the first position whose loss counts: 1 for plain text, the answer's for a needle."""
+
+    ids: tuple[int, ...]
+    scored_from: int = 1
+
+
+def read_texts(paths: Sequence[str]) -> Iterable[str]:
+    """The texts of files, folders, hub data sets or `tiny`, read as `ctxext train` reads its sources."""
+    from datasets import disable_progress_bars
+
+    from ctxext.training.data import read_source
+    from ctxext.training.recipe import DataSpec, Source
+
+    disable_progress_bars()
+    for path in paths:
+        spec = DataSpec(sources=[Source(path=path)], length=16)
+        for row in read_source(spec.sources[0], spec):
+            yield row["text"]
+
+
+def cut(texts: Iterable[str], tokenizer: Any, length: int, count: int) -> list[list[int]]:
+    """`count` stretches of exactly `length` tokens: the starts of texts, then second stretches of long ones, ...
+
+    The tokenizer's own beginning (BOS, if it adds one) is in front of each and counts. Nothing is shortened to
+    fit. Raises CtxextError if the texts don't hold as much.
+    """
+    start = list(tokenizer("", add_special_tokens=True)["input_ids"][:1])
+    start = start if start == [tokenizer.bos_token_id] else []
+    size, encoded, longest = length - len(start), [], 0
+    for text in texts:
+        ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        longest = max(longest, len(ids))
+        if len(ids) >= size:
+            encoded.append(ids)
+        if len(encoded) >= count:
+            break
+    rounds = max((len(ids) // size for ids in encoded), default=0)
+    stretches = (
+        [*start, *ids[at : at + size]]
+        for at in range(0, rounds * size, size)
+        for ids in encoded
+        if len(ids) >= at + size
+    )
+    found = list(islice(stretches, count))
+    if len(found) < count:
+        raise CtxextError(
+            f"the data holds {len(found)} documents of {length} tokens, {count} are needed (to search on and to "
+            f"check with); its longest text has {longest} tokens",
+            hint="give more or longer texts with --data, or lower --documents and --held-out",
+        )
+    return found
+
+
+def plain(stretches: Iterable[Sequence[int]]) -> list[Document]:
+    """Documents whose every token is scored: the perplexity of the paper."""
+    return [Document(tuple(ids)) for ids in stretches]
+
+
+def needles(stretches: Sequence[Sequence[int]], tokenizer: Any, seed: int) -> list[Document]:
+    """The same texts with a key hidden in each, and the question for it at the end; only the key is scored.
+
+    LongRoPE2 (arXiv:2502.20082) calls the loss of these tokens needle-driven perplexity: most tokens of a text can
+    be told from what stands just before them, these can't. Depths are spread evenly. The length stays the same.
+    """
+    found = []
+    for number, ids in enumerate(stretches):
+        rng = random.Random(f"{seed}/needle/{number}")
+        key = str(rng.randint(10000, 99999))
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        start = [tokenizer.bos_token_id] if ids[0] == tokenizer.bos_token_id else []
+        head = [*start, *encode(prompts.TASK + "\n")]
+        needle, question = encode("\n" + prompts.NEEDLE.format(key=key) + "\n"), encode("\n" + prompts.QUESTION)
+        answer = encode(" " + key)
+        text = ids[len(start) :]
+        room = len(ids) - len(head) - len(needle) - len(question) - len(answer)
+        if room < 0:
+            raise UsageError(f"a needle with its question needs {len(ids) - room} tokens, not {len(ids)}")
+        at = round(room * (number + rng.random()) / len(stretches))
+        whole = [*head, *text[:at], *needle, *text[at:room], *question, *answer]
+        found.append(Document(tuple(whole), len(whole) - len(answer)))
+    return found
+
+
+def digest(documents: Iterable[Document]) -> str:
+    """A hash of all ids, so that a log knows its documents."""
+    found = hashlib.sha256()
+    for document in documents:
+        found.update(repr((document.ids, document.scored_from)).encode())
+    return found.hexdigest()[:16]

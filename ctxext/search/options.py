@@ -1,0 +1,119 @@
+"""What a search is asked for, and the model that it is asked of. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctxext import methods
+from ctxext.checkpoint import read_config
+from ctxext.errors import CtxextError, UsageError
+from ctxext.families import require_support
+from ctxext.hf_config import read_rope, read_schedule
+from ctxext.resolve import resolve
+from ctxext.rope import Rope, Schedule, unpatched
+
+from . import documents as texts
+from . import strategies
+from .space import START_TOKENS, Space, critical_floors, critical_frequency
+
+SHORT = ("search", "original", "none")
+"""What reads positions below the trained length: factors searched for it, the original ones, the long ones."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a search is asked for; the field names are those of the command line.
+
+    factor: times the trained length, whatever the model was extended to already. documents, held_out: texts of the
+    target length to search on and to check with. evaluations: full evaluations (all documents) at most, for each
+    of the two searches. critical: LongRoPE2's constraint from this frequency on; -1: from the first one that
+    made no full turn in training. attention_factor: on cos and sin; None: sqrt(1 + ln s / ln L).
+    """
+
+    model: str
+    factor: float
+    data: tuple[str, ...]
+    out: Path | None = None
+    strategy: str = "curve"
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    objective: str = "perplexity"
+    documents: int = 5
+    held_out: int = 5
+    short: str = "search"
+    evaluations: int | None = None
+    start_tokens: tuple[int, ...] = START_TOKENS
+    upper: float = 1.25
+    step: float = 0.01
+    critical: int | None = None
+    attention_factor: float | None = None
+    seed: int = 0
+    dtype: str = "auto"
+    attention: str = "sdpa"
+    trained_length: int | None = None
+    existing: str = "extend"
+    fallback: str = "static"
+    resume: bool = False
+    force: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what can't be right whatever the model is."""
+        strategies.constants(self.strategy, self.constants)
+        methods.check_factor(self.factor)
+        choices = {
+            "objective": texts.OBJECTIVES,
+            "short": SHORT,
+            "existing": ("extend", "replace"),
+            "fallback": ("static", "refuse"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        if not self.data:
+            raise UsageError("a search needs text to compare candidates on", hint="give --data a file or a folder")
+        if self.documents < 1 or self.held_out < 0:
+            raise UsageError("a search needs at least one document, and not fewer than none to check with")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise UsageError(f"evaluations must be at least 1, not {self.evaluations}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model's folder, its original rope, and the schedule that it runs already, if any."""
+
+    folder: Path
+    rope: Rope
+    previous: Schedule | None
+
+    @property
+    def as_it_is(self) -> Schedule:
+        return self.previous or unpatched(self.rope)
+
+
+def read_subject(options: Options) -> Subject:
+    """Raises CtxextError for a model that can't be patched."""
+    folder = resolve(options.model, dtype="bfloat16" if options.dtype == "auto" else options.dtype)
+    if (folder / "adapter_config.json").is_file():
+        raise CtxextError(f"{folder} is an adapter", hint="merge it first: ctxext merge")
+    config = read_config(folder)
+    require_support(config)
+    if options.existing == "replace":
+        return Subject(folder, read_rope(config, trained_length=options.trained_length, existing="replace"), None)
+    now = read_schedule(config, options.trained_length)
+    if now.method == "none":
+        return Subject(folder, now.rope, None)
+    if now.rope.ratios:
+        raise CtxextError("this folder's scaling was composed of two", hint="search the folder that it came from")
+    return Subject(folder, now.rope, now)
+
+
+def long_space(options: Options, rope: Rope) -> Space:
+    """The candidates at the target length."""
+    floors: tuple[float, ...] = ()
+    if options.critical is not None:
+        at = critical_frequency(rope) if options.critical == -1 else options.critical
+        floors = critical_floors(rope.size, options.factor, at)
+    start_tokens = tuple(n for n in options.start_tokens if n <= rope.trained_length)
+    return Space(rope.size, options.factor, options.upper, options.step, start_tokens, floors)

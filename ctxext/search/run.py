@@ -1,0 +1,261 @@
+"""A whole search: read, search the long factors, search the short ones, check, write the folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from ctxext import methods
+from ctxext.adapters import fingerprint
+from ctxext.checkpoint import default_out, load, patch_checkpoint
+from ctxext.errors import CtxextError, UsageError, warn
+from ctxext.rope import Schedule, target_length
+
+from . import documents as texts
+from . import strategies
+from .documents import Document
+from .evaluator import BudgetSpent, Evaluator, Problem
+from .fitness import Fitness
+from .log import Log
+from .options import Options, Subject, long_space, read_subject
+from .parallel import World, world
+from .report import card_section, compared
+from .space import Candidate, Space, as_params, factors_of, seeds
+
+
+def search(options: Options, watch: Callable[..., AbstractContextManager] = nullcontext) -> dict[str, Any]:
+    """Search, write a patched folder with the log and pictures in its search/, return the report, JSON-ready.
+
+    watch: called with an Evaluator, a context manager around its search (the command's progress bar).
+    Run by every process of `accelerate launch` alike; only the first one writes.
+    Raises CtxextError or UsageError for what can't be searched, a loss that isn't finite, or a log that isn't this
+    search's. A search that was killed goes on with `resume` to the same result.
+    """
+    options.check()
+    subject = read_subject(options)
+    factor = target_length(subject.rope, options.factor) / subject.rope.trained_length
+    out = options.out or default_out(options.model, "longrope", factor)
+    work = out.with_name(out.name + ".search")
+    with world() as team:
+        team.from_first(lambda: _check_free(out, options.force))
+        return _Search(options, subject, factor, out, work, team, watch).run()
+
+
+def _check_free(out: Path, force: bool) -> None:
+    if out.exists() and any(out.iterdir()) and not force:
+        raise CtxextError(f"{out} exists already", hint="--force overwrites it, -o writes elsewhere")
+
+
+class _Search:
+    """One search under way."""
+
+    def __init__(
+        self,
+        options: Options,
+        subject: Subject,
+        factor: float,
+        out: Path,
+        work: Path,
+        team: World,
+        watch: Callable[..., AbstractContextManager],
+    ):
+        self.options, self.subject, self.factor = options, subject, factor
+        self.out, self.work, self.team, self.watch = out, work, team, watch
+        self.space = long_space(options, subject.rope)
+        self.seeds = seeds(subject.rope, factor, self.space, subject.previous)
+        least = len(set(self.seeds.values()))
+        if options.evaluations is not None and options.evaluations < least:
+            raise UsageError(f"evaluations must be at least {least}: the search starts from so many candidates")
+        self._read_data()
+        settings = self._settings()
+        log = team.from_first(lambda: Log.begin(work / "log.jsonl", settings, resume=options.resume))
+        self.log = Log(log.path, log.records)
+        self.fitness = Fitness(self._load())
+
+    def _read_data(self) -> None:
+        from transformers import AutoTokenizer
+
+        options, rope = self.options, self.subject.rope
+        tokenizer = AutoTokenizer.from_pretrained(self.subject.folder)
+        length, total = target_length(rope, self.factor), options.documents + options.held_out
+        stretches = texts.cut(texts.read_texts(options.data), tokenizer, length, total)
+        mine, others = stretches[: options.documents], stretches[options.documents :]
+        if options.objective == "needle":
+            self.long = texts.needles(mine, tokenizer, options.seed)
+            self.held_out = texts.needles(others, tokenizer, options.seed + 1)
+        else:
+            self.long, self.held_out = texts.plain(mine), texts.plain(others)
+        # Short text is always plain: a needle fits into few models' trained length twice.
+        self.short = texts.plain(ids[: rope.trained_length] for ids in mine)
+        self.held_out_short = texts.plain(ids[: rope.trained_length] for ids in others)
+
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same for a log to be gone on with."""
+        options = self.options
+        kept = (
+            "objective",
+            "short",
+            "evaluations",
+            "upper",
+            "step",
+            "critical",
+            "attention_factor",
+            "seed",
+            "dtype",
+        )
+        return {
+            "model": fingerprint(self.subject.folder),
+            "runs": self.subject.as_it_is.to_dict()["stages"],
+            "factor": self.factor,
+            "data": texts.digest([*self.long, *self.short]),
+            "strategy": options.strategy,
+            "constants": strategies.constants(options.strategy, options.constants),
+            "start_tokens": list(options.start_tokens),
+            "attention": options.attention,
+            **{name: getattr(options, name) for name in kept},
+        }
+
+    def _load(self) -> Any:
+        import torch
+
+        options = self.options
+        model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)
+        if torch.cuda.is_available():
+            model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
+        return model
+
+    def run(self) -> dict[str, Any]:
+        options = self.options
+        long = self._phase("long", self.space, self.seeds, self._long_schedule, self.long)
+        short = None
+        if options.short == "search":
+            small = self._short_space(long.best)
+            short = self._phase(
+                "short", small, self._short_seeds(small), lambda c: self._both(long.best, c.factors), self.short
+            )
+        final = self._final(long.best, short)
+        report = self._report(final, long, short)
+        self.team.from_first(lambda: self._write(final, report, long))
+        return report
+
+    def _phase(
+        self,
+        name: str,
+        space: Space,
+        started_from: dict[str, Candidate],
+        schedule: Callable[[Candidate], Schedule],
+        documents: Sequence[Document],
+    ) -> Evaluator:
+        """Run the strategy on one kind of documents."""
+        sizes = [len(d.ids) for d in documents]
+        limit = self.options.evaluations
+        evaluator = Evaluator(
+            space,
+            lambda c, which: self.fitness(schedule(c), [documents[d] for d in which]),
+            sizes,
+            budget=math.inf if limit is None else limit * sum(sizes),
+            log=self.log,
+            world=self.team,
+            phase=name,
+        )
+        seed = self.options.seed
+        problem = Problem(space, started_from, evaluator, random.Random(f"{seed}/{name}"), seed)
+        constants = strategies.constants(self.options.strategy, self.options.constants)
+        with self.watch(evaluator), suppress(BudgetSpent):
+            strategies.get(self.options.strategy)(problem, **constants)
+        return evaluator
+
+    def _long_schedule(self, candidate: Candidate) -> Schedule:
+        more = {"attention_factor": self.options.attention_factor}
+        return methods.schedule(self.subject.rope, "longrope", self.factor, **as_params(candidate, **more))
+
+    def _both(self, long: Candidate, short: Sequence[float]) -> Schedule:
+        more = {"attention_factor": self.options.attention_factor, "short_factor": list(short)}
+        return methods.schedule(self.subject.rope, "longrope", self.factor, **as_params(long, **more))
+
+    def _short_space(self, long: Candidate) -> Space:
+        """Up to the trained length less interpolation is needed: the scale that the model was extended to."""
+        scale = self.subject.previous.factor if self.subject.previous else 1.0
+        options = self.options
+        return Space(self.subject.rope.size, scale, options.upper, options.step, (long.start_tokens,))
+
+    def _short_seeds(self, space: Space) -> dict[str, Candidate]:
+        found = {"original": [1.0] * space.size}
+        previous = self.subject.previous
+        if previous is not None:
+            found["previous"] = factors_of(previous)
+            first = zip(previous.rope.inv_freq(), previous.stages[0].inv_freq, strict=True)
+            found["previous, short"] = [f / g if g else math.inf for f, g in first]
+        return {name: space.candidate(factors, space.start_tokens[0]) for name, factors in found.items()}
+
+    def _final(self, long: Candidate, short: Evaluator | None) -> Schedule:
+        if self.options.short == "none":
+            return self._long_schedule(long)
+        return self._both(long, short.best.factors if short else [1.0] * self.subject.rope.size)
+
+    def _report(self, final: Schedule, long: Evaluator, short: Evaluator | None) -> dict[str, Any]:
+        """What was found, beside PI, NTK, YaRN and the model as it was, on documents that the search never saw."""
+        checked = (self.held_out, self.held_out_short) if self.held_out else (self.long, self.short)
+        rows = []
+        for name, schedule in compared(self.subject, final, self.factor).items():
+            far, near = (self._perplexity(schedule, documents) for documents in checked)
+            rows.append({"schedule": name, "long": far, "short": near})
+        by_name = {row["schedule"]: row for row in rows}
+        first = long.means(list(self.seeds.values()))
+        return {
+            "out": str(self.out),
+            "schedule": final.to_dict(),
+            "settings": self._settings(),
+            "fallback": self.options.fallback,
+            "tokens": long.tokens + (short.tokens if short else 0),
+            "tokens_short": short.tokens if short else 0,
+            "full_evaluations": long.tokens / long.full_cost(),
+            "best": math.exp(long.best_loss),
+            "seeds": {name: math.exp(loss) for name, loss in zip(self.seeds, first, strict=True)},
+            "checked_on": "held-out documents" if self.held_out else "the documents of the search",
+            "lengths": {"long": len(self.long[0].ids), "short": self.subject.rope.trained_length},
+            "rows": rows,
+            "short_change": by_name["searched"]["short"] / by_name["as it was"]["short"] - 1,
+            "history": [[tokens, math.exp(loss)] for tokens, loss in long.history],
+        }
+
+    def _perplexity(self, schedule: Schedule, documents: Sequence[Document]) -> float:
+        losses = self.team.map(lambda some: self.fitness(schedule, some), list(documents))
+        mean = sum(losses) / len(losses)
+        if not math.isfinite(mean):
+            raise CtxextError(f"the loss under {schedule.method} isn't finite", hint="load the model in float32")
+        return math.exp(min(mean, 700))
+
+    def _write(self, final: Schedule, report: dict[str, Any], long: Evaluator) -> None:
+        params = {k: v for k, v in final.params.items() if v is not None}
+        patch_checkpoint(
+            self.options.model,
+            self.out,
+            method="longrope",
+            factor=self.factor,
+            force=self.options.force,
+            fallback=self.options.fallback,
+            existing="replace",
+            trained_length=self.options.trained_length,
+            **params,
+        )
+        # The folder stands; its papers follow. After a kill in between they are still in OUT.search.
+        (self.work / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        try:
+            from .plots import draw
+
+            draw(self.work, report, self.subject.rope, self.factor)
+        except ImportError:
+            warn("no pictures were drawn: pip install 'ctxext[plot]'")
+        with (self.out / "README.md").open("a") as card:
+            card.write(card_section(report))
+        # A folder that was searched before has papers of its own, which came along.
+        shutil.rmtree(self.out / "search", ignore_errors=True)
+        shutil.move(self.work, self.out / "search")

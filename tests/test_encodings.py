@@ -1,0 +1,442 @@
+"""Each position encoding against the formula of its paper, written here anew, or transformers' own code."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import logits, pico_model
+
+import ctxext
+from ctxext import encodings, methods
+from ctxext.encodings import Bias, Distances, InputTable, Layers
+from ctxext.errors import CtxextError, UsageError
+from ctxext.rope import Rope, Schedule
+
+ROPE = Rope(1e4, 32, 64)
+LENGTH = 40
+
+
+def attention_by_hand(module, hidden, scores):
+    """One Llama attention module without its rotation; `scores(q, k)` gives logits of (heads, n, d) tensors."""
+    n, size = hidden.shape[1], module.head_dim
+    q, k, v = (
+        p(hidden)[0].view(n, -1, size).transpose(0, 1).double()
+        for p in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    k, v = (t.repeat_interleave(q.shape[0] // t.shape[0], 0) for t in (k, v))
+    logit = scores(q, k).masked_fill(torch.ones(n, n).triu(1).bool(), -math.inf)
+    mixed = (logit.softmax(-1) @ v).transpose(0, 1).reshape(1, n, -1)
+    return module.o_proj(mixed.float())
+
+
+def attention_of(model, layer=0):
+    """What the patched model's attention gives: (module, its input, its output) in one forward."""
+    module, seen = model.model.layers[layer].self_attn, {}
+    hooks = [
+        module.register_forward_pre_hook(lambda m, a, k: seen.update(input=k["hidden_states"]), with_kwargs=True),
+        module.register_forward_hook(lambda m, a, out: seen.update(output=out[0])),
+    ]
+    logits(model, torch.randint(3, 128, (1, LENGTH), generator=torch.Generator().manual_seed(2)))
+    for hook in hooks:
+        hook.remove()
+    return module, seen["input"], seen["output"]
+
+
+def agree(model, scores, layer=0):
+    module, hidden, output = attention_of(model, layer)
+    with torch.no_grad():
+        torch.testing.assert_close(output, attention_by_hand(module, hidden, scores), atol=2e-5, rtol=1e-4)
+
+
+def rotated(x, positions, theta=1e4):
+    """RoFormer eq. 34 with transformers' pairs: complex numbers a + ib of coordinates i and i + d/2."""
+    d = x.shape[-1]
+    z = torch.complex(x[..., : d // 2], x[..., d // 2 :])
+    f = theta ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+    z = z * torch.exp(1j * positions.double()[..., None] * f)
+    return torch.cat((z.real, z.imag), -1)
+
+
+DISTANCE = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).double()
+
+
+# ---------------------------------------------------------------- ALiBi
+
+
+@pytest.mark.parametrize(
+    ("heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),  # the example of section 3
+        (16, [2 ** (-(i + 1) / 2) for i in range(16)]),  # "the geometric mean of every pair" for 16 heads
+        # The authors' get_slopes: 8 heads' slopes, then every second one of 16 heads'.
+        (9, [*(2.0**-i for i in range(1, 9)), 2**-0.5]),
+        (12, [*(2.0**-i for i in range(1, 9)), 2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+        (3, [2**-4, 2**-8, 2**-2]),
+    ],
+)
+def test_alibi_slopes(heads, slopes):
+    assert encodings.alibi_slopes(heads) == pytest.approx(slopes, rel=1e-14)
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_alibi_attention(heads, backend):
+    """softmax(q K / sqrt(d) + m [-(i-1), ..., -1, 0]), section 3, with grouped keys and 6 heads too."""
+    model = pico_model(num_attention_heads=heads, num_key_value_heads=2, hidden_size=32 * heads)
+    model.set_attn_implementation(backend)
+    ctxext.patch(model, "alibi", 4)
+    slopes = {4: [2**-2, 2**-4, 2**-6, 2**-8], 6: [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]}[heads]
+    bias = -torch.tensor(slopes, dtype=torch.float64)[:, None, None] * DISTANCE
+    agree(model, lambda q, k: q @ k.mT / math.sqrt(32) + bias)
+
+
+def test_alibi_of_bloom_is_the_same_but_for_a_constant_per_query():
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    for heads in (4, 6, 9, 16):
+        theirs = build_alibi_tensor(torch.ones(1, LENGTH), heads, torch.float32)[:, 0]
+        ours = torch.tensor(encodings.alibi_slopes(heads))[:, None] * torch.arange(LENGTH)
+        torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-6)
+
+
+def test_alibi_far_out_in_bfloat16():
+    """At 70,000 tokens, where bfloat16 counts in steps of 512, the nearest keys are still told apart."""
+    from ctxext.biases import _with_coordinates
+
+    positions = torch.arange(70000)[None]
+    zero = torch.zeros(1, 9, 70000, 64, dtype=torch.bfloat16)
+    query, key, _ = _with_coordinates(
+        zero[:, :, -1:], zero[:, :3], zero[:, :3], positions[:, -1:], positions, 0.125
+    )
+    got = (query[0, :, 0].double() @ key[0, 0].double().T) * 0.125
+    want = -torch.tensor(encodings.alibi_slopes(9), dtype=torch.float64)[:, None] * positions.flip(1)
+    torch.testing.assert_close(got, want, rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("method", ["alibi", "t5_bias"])
+def test_biases_in_bfloat16(method, tokens):
+    """As near to float32 as the unpatched model's own bfloat16 is."""
+    options = {"start": "alibi"} if method == "t5_bias" else {}
+    error = {}
+    for name in ("none", method):
+        exact, low = pico_model(), pico_model().to(torch.bfloat16)
+        for model in (exact, low):
+            if name != "none":
+                ctxext.patch(model, name, 4, **options)
+        want = logits(exact, tokens)
+        error[name] = ((logits(low, tokens).float() - want).abs().mean() / want.std()).item()
+    assert error[method] < 1.5 * error["none"]
+
+
+def test_alibi_makes_no_mask(monkeypatch):
+    """sdpa is called as by the unpatched model, without a mask, on one more coordinate."""
+    model, seen = pico_model(), []
+    ctxext.patch(model, "alibi", 4)
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query, key, value, attn_mask=None, **options):
+        seen.append((query.shape[-1], key.shape[-1], attn_mask, options["is_causal"]))
+        return real(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    logits(model, torch.arange(3, 60)[None])
+    assert seen == [(33, 33, None, True)] * 3
+
+
+def test_alibi_without_a_fused_kernel(monkeypatch, tokens):
+    """In bfloat16 plain matrix products would round m j away: the bias goes into a mask then."""
+    from ctxext import biases
+
+    fused, plain = (pico_model().to(torch.bfloat16) for _ in range(2))
+    want = pico_model()
+    for model in (fused, plain, want):
+        ctxext.patch(model, "alibi", 4)
+    want, fused = logits(want, tokens), logits(fused, tokens).float()
+    monkeypatch.setattr(biases, "_FUSED", [torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
+    plain = logits(plain, tokens).float()
+    assert not torch.equal(fused, plain)
+    assert (plain - want).abs().mean() < 2 * (fused - want).abs().mean()
+
+
+# ---------------------------------------------------------------- T5
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (16, 64), (8, 100), (64, 1000)])
+def test_t5_buckets_are_those_of_transformers(buckets, farthest):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distance = torch.arange(2 * farthest)
+    theirs = T5Attention._relative_position_bucket(-distance, False, buckets, farthest)
+    ours = encodings.t5_buckets(buckets, farthest)
+    assert [ours[min(d, farthest)] for d in distance.tolist()] == theirs.tolist()
+
+
+def test_t5_attention():
+    model = pico_model()
+    ctxext.patch(model, "t5_bias", 4, buckets=8, max_distance=20)
+    table = model.model.ctxext_bias.table
+    with torch.no_grad():
+        table.normal_(generator=torch.Generator().manual_seed(3))
+    # Raffel et al., section 2.1: one bucket per distance up to 4, then logarithmic to 20, the rest in the last.
+    bucket = [min(d if d < 4 else 4 + int(4 * math.log(d / 4) / math.log(5)), 7) for d in range(LENGTH)]
+    bias = table.detach().double().T[:, torch.tensor(bucket)[DISTANCE.clamp(min=0).long()]]
+    for layer in range(3):
+        agree(model, lambda q, k: q @ k.mT / math.sqrt(32) + bias, layer)
+
+
+def test_a_t5_table_may_start_as_alibi():
+    model, steep = pico_model(), pico_model()
+    ctxext.patch(model, "t5_bias", 4, buckets=32, start="alibi")
+    ctxext.patch(steep, "alibi", 4)
+    ids = torch.randint(3, 128, (1, 16), generator=torch.Generator().manual_seed(2))
+    # 32 buckets hold the distances below 16 one by one.
+    torch.testing.assert_close(logits(model, ids), logits(steep, ids), atol=1e-4, rtol=0)
+
+
+# ---------------------------------------------------------------- sinusoids, NoPE, temperature
+
+
+def test_sinusoid_periods():
+    """2 pi 10000^(2i/d) at d = 128: from 2 pi to almost 10000 times 2 pi (Vaswani et al., section 3.5)."""
+    periods = [2 * math.pi / f for f in encodings.sinusoid_frequencies(128)]
+    assert periods[0] == pytest.approx(6.3, abs=0.05)
+    assert periods[32] == pytest.approx(628.3, abs=0.05)
+    assert periods[63] == pytest.approx(54410, abs=1)
+    assert len(periods) == 64
+
+
+def test_sinusoids_are_added_to_the_embeddings(tokens):
+    """The paper's table by numpy, given to an unpatched NoPE model as inputs_embeds."""
+    model, plain = pico_model(), pico_model()
+    ctxext.patch(model, "sinusoidal", 4, scale=0.3)
+    ctxext.patch(plain, "nope", 4)
+    table = np.empty((200, 128))
+    for pos in range(200):
+        for i in range(64):
+            table[pos, 2 * i] = math.sin(pos / 10000 ** (2 * i / 128))
+            table[pos, 2 * i + 1] = math.cos(pos / 10000 ** (2 * i / 128))
+    with torch.no_grad():
+        embedded = plain.model.embed_tokens(tokens) + 0.3 * torch.tensor(table, dtype=torch.float32)
+        want = plain(inputs_embeds=embedded).logits
+    torch.testing.assert_close(logits(model, tokens), want, atol=1e-4, rtol=0)
+
+
+def test_rotary_logits_depend_on_distance_alone():
+    """RoFormer eq. 16, through a live model: the same tokens 37 positions further on give the same logits."""
+    model = pico_model()
+    ids = torch.randint(3, 128, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        moved = model(ids, position_ids=torch.arange(LENGTH)[None] + 37).logits
+    torch.testing.assert_close(moved, logits(model, ids), atol=1e-4, rtol=0)
+    agree(
+        model, lambda q, k: rotated(q, torch.arange(LENGTH)) @ rotated(k, torch.arange(LENGTH)).mT / math.sqrt(32)
+    )
+
+
+def test_nope_attention_sees_a_set():
+    """One layer without position: the last query's output doesn't change when the keys before it are permuted."""
+    model = pico_model(num_hidden_layers=1)
+    ids = torch.randint(3, 128, (1, LENGTH), generator=torch.Generator().manual_seed(2))
+    mixed = torch.cat(
+        (ids[:, torch.randperm(LENGTH - 1, generator=torch.Generator().manual_seed(0))], ids[:, -1:]), 1
+    )
+    assert (logits(model, ids) - logits(model, mixed))[:, -1].abs().max() > 0.1
+    ctxext.patch(model, "nope", 4)
+    torch.testing.assert_close(logits(model, ids)[:, -1], logits(model, mixed)[:, -1], atol=1e-5, rtol=0)
+    agree(model, lambda q, k: q @ k.mT / math.sqrt(32))
+
+
+def test_nope_in_some_layers():
+    model = pico_model(num_hidden_layers=4)
+    ctxext.patch(model, "nope", 4, every=2)
+    here = torch.arange(LENGTH)
+    for layer, scores in enumerate(
+        [
+            lambda q, k: rotated(q, here) @ rotated(k, here).mT / math.sqrt(32),
+            lambda q, k: q @ k.mT / math.sqrt(32),
+        ]
+        * 2
+    ):
+        agree(model, scores, layer)
+    listed = pico_model(num_hidden_layers=4)
+    ctxext.patch(listed, "nope", 4, layers=[1, 3])
+    ids = torch.arange(3, 60)[None]
+    assert torch.equal(logits(listed, ids), logits(model, ids))
+
+
+def test_temperature_by_query_position():
+    """DroPE: logits times 1 + c ln(n / L), n tokens up to the query, beyond L = 16 trained ones."""
+    model = pico_model(max_position_embeddings=16)
+    ctxext.patch(model, "drope", 4, temperature=0.4)
+    times = torch.tensor([1 + 0.4 * math.log(max(n, 16) / 16) for n in range(1, LENGTH + 1)], dtype=torch.float64)
+    assert times[15] == 1
+    agree(model, lambda q, k: times[:, None] * (q @ k.mT) / math.sqrt(32))
+
+
+# ---------------------------------------------------------------- distances
+
+
+def by_distance(table):
+    """Logits with the rotary distance that `table` (LENGTH, LENGTH) gives each pair: q R(table) k."""
+
+    def scores(q, k):
+        z = rotated(q[:, :, None].expand(-1, -1, LENGTH, -1), torch.tensor(table))
+        return (z * k[:, None]).sum(-1) / math.sqrt(32)
+
+    return scores
+
+
+def self_extend_distance(i, j, window, group):
+    """Jin et al. 2024, algorithm 1: neighbour attention below the window, else floored positions, shifted."""
+    return i - j if i - j < window else i // group + window - window // group - j // group
+
+
+def dual_chunk_distance(i, j, chunk, window):
+    """An et al. 2024, eq. 2 to 7: intra-chunk, successive-chunk and inter-chunk positions, c = chunk + window."""
+    key = j % chunk
+    if i // chunk == j // chunk:
+        return i % chunk - key
+    if i // chunk == j // chunk + 1:
+        return min(chunk + i % chunk, chunk + window - 1) - key
+    return chunk + window - 1 - key
+
+
+RULES = {
+    "self_extend": (
+        {"window": 6, "group": 4},
+        lambda i, j: self_extend_distance(i, j, 6, 4),
+    ),
+    "rerope": ({"window": 7}, lambda i, j: min(i - j, 7)),
+    "rerope leaky": ({"window": 7, "step": 4}, lambda i, j: i - j if i - j < 7 else 7 + (i - j - 7) / 4),
+    "dual_chunk": ({"chunk": 12, "window": 4}, lambda i, j: dual_chunk_distance(i, j, 12, 4)),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_distances(rule):
+    options, distance = RULES[rule]
+    model = pico_model(max_position_embeddings=16)
+    ctxext.patch(model, rule.split()[0], 2.5, **options)
+    table = [[float(distance(i, j)) if j <= i else 0.0 for j in range(LENGTH)] for i in range(LENGTH)]
+    assert max(map(max, table)) <= 15
+    agree(model, by_distance(table))
+
+
+@pytest.mark.parametrize("method", ["self_extend", "rerope", "dual_chunk"])
+def test_distances_of_other_families(method, tokens):
+    """Neighbouring pairs (Cohere) and a partial rotation (Phi): short text is the model as it was."""
+    for family, changes in (("cohere", {}), ("phi", {"num_key_value_heads": 4}), ("qwen3", {"head_dim": 48})):
+        model = pico_model(family, **changes)
+        before = logits(model, tokens[:, :14])
+        long = logits(model, tokens)
+        ctxext.patch(model, method, 4)
+        torch.testing.assert_close(logits(model, tokens[:, :14]), before, atol=1e-4, rtol=0)
+        assert (logits(model, tokens) - long).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("factor", [1, 1.5, 2, 7, 16])
+@pytest.mark.parametrize("length", [64, 100, 8192])
+@pytest.mark.parametrize("name", ["self_extend", "rerope", "dual_chunk"])
+def test_no_distance_beyond_training(name, length, factor):
+    """Every distance up to the target length, by brute force at the last query."""
+    schedule = methods.schedule(Rope(1e4, 32, length), name, factor)
+    rule, last = schedule.distances, schedule.max_length - 1
+    keys = range(0, last + 1, max(1, last // 3000))
+    if name == "self_extend":
+        used = [self_extend_distance(last, j, rule.window, int(rule.group)) for j in keys]
+    elif name == "rerope":
+        used = [min(last - j, rule.window) for j in keys]
+    else:
+        used = [dual_chunk_distance(last, j, rule.chunk, rule.window) for j in keys]
+    assert 0 <= max(used) <= length - 1
+    assert rule.largest(last + 1) >= max(used)
+
+
+# ---------------------------------------------------------------- plain data
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("alibi", {}),
+        ("t5_bias", {"buckets": 16, "max_distance": 77, "start": "alibi"}),
+        ("sinusoidal", {"base": 12345.678, "scale": 0.1}),
+        ("nope", {"layers": [5, 1, 1]}),
+        ("nope", {"every": 4}),
+        ("drope", {"temperature": 0.1}),
+        ("self_extend", {"window": 10}),
+        ("rerope", {"step": 8.5, "window": 5}),
+        ("dual_chunk", {"chunk": 30}),
+    ],
+)
+def test_json_round_trip(name, options):
+    schedule = methods.schedule(ROPE, name, 4, **options)
+    assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
+    assert not schedule.is_static
+    assert schedule.table_alone().is_static
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Bias("rotary"), "is not one of alibi, t5"),
+        (lambda: Bias("t5", buckets=31), "even number of buckets"),
+        (lambda: Bias("t5", buckets=32, max_distance=16), "max_distance above half"),
+        (lambda: InputTable(base=1.0), "greater than 1"),
+        (lambda: Distances("grouped", 10, 1.5), "whole number"),
+        (lambda: Layers(), "which layers"),
+        (lambda: Layers((1,), 4), "which layers"),
+        (lambda: Layers((3,)).of(3), "no layer 3"),
+        (lambda: Layers(every=4).of(3), "has no layer 4"),
+        (lambda: methods.schedule(ROPE, "nope", 2, every=0), "at least 1"),
+        (lambda: methods.schedule(ROPE, "drope", 2, temperature=-1), "must not be negative"),
+        (
+            lambda: methods.schedule(ROPE, "self_extend", 4, window=16, group=2),
+            "smaller window, or a larger group",
+        ),
+        (lambda: methods.schedule(ROPE, "self_extend", 4, window=64), "leaves nothing"),
+        (lambda: methods.schedule(ROPE, "rerope", 2, window=64), "never seen in training"),
+        (lambda: methods.schedule(ROPE, "dual_chunk", 2, chunk=60, window=20), "distances up to 79"),
+        (lambda: methods.schedule(ROPE, "t5_bias", 2, start="high"), "is not one of zero, alibi"),
+    ],
+)
+def test_bad_values(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_what_does_not_combine():
+    from dataclasses import replace
+
+    staged = methods.schedule(ROPE, "dynamic_ntk", 4)
+    with pytest.raises(UsageError, match="bias can't be combined with stages"):
+        replace(staged, bias=Bias("alibi"))
+    with pytest.raises(UsageError, match="distances can't be combined with layers"):
+        replace(methods.schedule(ROPE, "self_extend", 4), unrotated=Layers(every=2))
+
+
+def test_families_without_attention_functions_are_refused(tokens):
+    model = pico_model("falcon", num_kv_heads=4, new_decoder_architecture=True)
+    before = logits(model, tokens)
+    with pytest.raises(CtxextError, match="computes attention itself"):
+        ctxext.patch(model, "alibi", 4)
+    assert torch.equal(logits(model, tokens), before)
+    # Layers that don't rotate and sinusoids need no attention function.
+    for method, options in (("nope", {"every": 2}), ("sinusoidal", {})):
+        ctxext.patch(model, method, 4, **options)
+        assert (logits(model, tokens) - before).abs().max() > 1e-3
+    ctxext.unpatch(model)
+    assert torch.equal(logits(model, tokens), before)
+
+
+def test_other_instances_are_untouched(tokens):
+    one, other = pico_model(), pico_model()
+    before = logits(other, tokens)
+    ctxext.patch(one, "alibi", 4)
+    assert torch.equal(logits(other, tokens), before)
+    assert torch.equal(logits(copy.deepcopy(other), tokens), before)
+    assert one.config._attn_implementation == other.config._attn_implementation == "sdpa"
