@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ from ..families import unsupported_reason
 from ..folder import check_weights
 from ..hf_config import read_block, read_schedule, sliding_window, write_config
 from ..resolve import resolve
+from ..spelling import TARGETS
 from . import Folder, check
 from .common import Found, drop_key, ours, scaled, set_keys
 
@@ -113,9 +115,10 @@ def block_and_keys(folder: Folder) -> Found:
         yield "config.json, ctxext", error.message, error.hint or "patch the original checkpoint again", None
         return
     forms = []
-    for target in ("all", "vllm", "mlx"):
-        for fallback in ("refuse", "static"):
-            forms.append(write_config(config, schedule, fallback=fallback, target=target))
+    for fallback in ("refuse", "static"):
+        # What no table comes near has no static form.
+        with contextlib.suppress(CtxextError):
+            forms += [write_config(config, schedule, fallback=fallback, target=t) for t in TARGETS]
     keys = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
     if not any(all(form.get(k) == config.get(k) for k in keys) for form in forms):
         differing = sorted(k for k in keys if forms[0].get(k) != config.get(k))
