@@ -9,6 +9,7 @@ if it holds one, its own rows otherwise. Kept are tables, resolved recipes, loss
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -121,6 +122,8 @@ def draw(lines: list[Line], trained_length: int, title: str):
             if line.losses:
                 right.plot(*zip(*line.losses, strict=True), color=style["color"], label=run)
         left.set_yscale("log")
+        left.yaxis.set_major_formatter("{x:g}")
+        left.yaxis.set_minor_formatter("{x:g}")
         left.axvline(trained_length, color="#555555", linewidth=1, linestyle="-.")
         left.set(xlabel=f"position (line: trained length {plots.tokens(trained_length)})", ylabel="perplexity")
         left.set_title(title, loc="left", fontsize=11, fontweight="bold")
@@ -138,7 +141,7 @@ def portable(recipe: Path) -> str:
             return {key: named(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [named(inner) for inner in value]
-        return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        return re.sub(r"(?<!\S)/(?:[^/\s]+/)+", "", value) if isinstance(value, str) else value
 
     return yaml.safe_dump(named(yaml.safe_load(recipe.read_text())), sort_keys=False)
 

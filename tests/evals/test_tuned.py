@@ -30,7 +30,9 @@ def run(folder, before, after, keys=(3, 0)):
     (folder / "log.json").write_text(
         json.dumps([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}, {"runtime": 1}])
     )
-    (folder / "recipe.yaml").write_text("output: /somewhere/else/pi\ndata: {sources: [{path: /a/b/book.txt}]}\n")
+    (folder / "recipe.yaml").write_text(
+        "output: /somewhere/pi\ndata: {sources: [{path: /a/b/book.txt}]}\neval: [ppl --data /a/b --out x/y]\n"
+    )
     return folder
 
 
@@ -48,7 +50,11 @@ def test_before_and_after_beside_the_crop(tmp_path, capsys):
     assert shown.strip() == capsys.readouterr().out.strip()
     assert (out / "tuned.png").stat().st_size > 10_000
     kept = yaml.safe_load((out / "recipes" / "pi-8x.yaml").read_text())
-    assert kept == {"output": "pi", "data": {"sources": [{"path": "book.txt"}]}}
+    assert kept == {
+        "output": "pi",
+        "data": {"sources": [{"path": "book.txt"}]},
+        "eval": ["ppl --data b --out x/y"],
+    }
 
 
 def test_runs_measured_at_other_places_are_refused(tmp_path):
