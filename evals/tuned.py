@@ -124,6 +124,7 @@ def draw(lines: list[Line], trained_length: int, title: str):
         left.set_yscale("log")
         left.yaxis.set_major_formatter("{x:g}")
         left.yaxis.set_minor_formatter("{x:g}")
+        left.yaxis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(2, 3, 5)))
         left.axvline(trained_length, color="#555555", linewidth=1, linestyle="-.")
         left.set(xlabel=f"position (line: trained length {plots.tokens(trained_length)})", ylabel="perplexity")
         left.set_title(title, loc="left", fontsize=11, fontweight="bold")
