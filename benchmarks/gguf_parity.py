@@ -36,7 +36,7 @@ from ctxext_evals.text import documents
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHORT, LONG, KEPT = 200, 2000, 200
 LONG_METHODS = ("unpatched", "llama3", "yarn")
-PPL_TOKENS, BUCKET, PPL_METHODS = 12288, 2048, (None, "yarn", "ntk", "llama3")
+PPL_TOKENS, BUCKET, PPL_METHODS = 12288, 2048, (None, "yarn", "ntk")
 
 
 def static_methods(size: int) -> dict[str, dict]:
