@@ -53,6 +53,7 @@ def curve(
     """
     import numpy as np
 
+    _cma()
     if sigma <= 0 or knots < 1:
         raise UsageError("strategy 'curve' needs at least one knot and a sigma above 0")
     evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
@@ -103,18 +104,12 @@ class _Descent:
 
         decode: a point to factors. start: the first mean; widths: each coordinate's first standard deviation.
         """
-        try:
-            import cma
-        except ImportError as error:
-            raise CtxextError(
-                "this strategy needs the package cma", hint="pip install 'ctxext[search]'"
-            ) from error
         evaluator, space = self.problem.evaluator, self.problem.space
         options: dict[str, Any] = {"verbose": -9, "randn": lambda *shape: self.chance.randn(*shape)}
         options |= {"seed": math.nan, "CMA_stds": list(widths), "tolx": 0.1 * space.step}
         if self.population:
             options["popsize"] = max(2, self.population)
-        search = cma.CMAEvolutionStrategy(list(start), 1.0, options)
+        search = _cma().CMAEvolutionStrategy(list(start), 1.0, options)
         start_tokens, number = evaluator.best.start_tokens, 0
         while number < generations and not search.stop() and evaluator.tokens < self.limit:
             points = search.ask()
@@ -126,6 +121,14 @@ class _Descent:
                 if not race(evaluator, made[i], document, self.margin):
                     break
             number += 1
+
+
+def _cma() -> Any:
+    try:
+        import cma
+    except ImportError as error:
+        raise CtxextError("this strategy needs the package cma", hint="pip install 'ctxext[search]'") from error
+    return cma
 
 
 def hats(knots: int, size: int) -> np.ndarray:
