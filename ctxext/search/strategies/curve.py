@@ -69,16 +69,14 @@ def curve(
     if choices == 2:
         choose_start_tokens(evaluator)
     unit = max(math.log(top), problem.space.step)
-    for count, width, generations in (
-        (min(knots, size), sigma / 1.5, knot_generations),
-        (size, sigma / 2, math.inf),
-    ):
-        shapes, base = hats(count, size), np.log(evaluator.best.factors)
-
-        def corrected(point: Sequence[float], shapes=shapes, base=base) -> list[float]:
-            return np.exp(base + np.asarray(point) @ shapes).tolist()
-
-        descent.run(corrected, [0.0] * count, [width * unit] * count, generations)
+    shapes, base = hats(min(knots, size), size), np.log(evaluator.best.factors)
+    descent.run(
+        lambda p: np.exp(base + np.asarray(p) @ shapes).tolist(),
+        [0.0] * len(shapes),
+        [sigma / 1.5 * unit] * len(shapes),
+        knot_generations,
+    )
+    descent.climb(sigma / 3 * unit)
     if choices:
         choose_start_tokens(evaluator)
 
@@ -120,6 +118,32 @@ class _Descent:
             for i in sorted(range(len(made)), key=losses.__getitem__):
                 if not race(evaluator, made[i], document, self.margin):
                     break
+            number += 1
+
+    def climb(self, step: float, children: int = 4, share: float = 0.3) -> None:
+        """An evolution strategy of one parent, the best candidate, until the limit of tokens.
+
+        Each child moves a `share` of the logarithms by `step` times a normal number. The step grows by half after
+        a generation that found a better candidate, and shrinks so that one such in five keeps it (Rechenberg's
+        rule); from below the grid it starts again.
+        """
+        import numpy as np
+
+        evaluator, space, first, number = self.problem.evaluator, self.problem.space, step, 0
+        while evaluator.tokens < self.limit and number < 100 * len(evaluator.sizes) * space.size:
+            best = evaluator.best
+            moves = self.chance.randn(children, space.size) * (self.chance.rand(children, space.size) < share)
+            moved = np.exp(np.log(best.factors) + step * moves).tolist()
+            made = [space.candidate(factors, best.start_tokens) for factors in moved]
+            document = number % len(evaluator.sizes)
+            losses = [row[0] for row in evaluator.losses(made, [document])]
+            better = 0
+            for i in sorted(range(children), key=losses.__getitem__):
+                better += made[i] != evaluator.best and race(evaluator, made[i], document, self.margin)
+                if losses[i] >= evaluator.values[best][document]:
+                    break
+            step = step * 1.5 if better else step / 1.5**0.25
+            step = first if step * math.log(space.top) < space.step / 4 else min(step, 2 * first)
             number += 1
 
 
