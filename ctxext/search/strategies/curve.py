@@ -4,10 +4,11 @@ What makes it cheaper than evolution over single factors:
 
 - Factors that were found, and YaRN's, rise from 1 to about the scale along an S over the frequencies. So the
   search begins with the three parameters of an S, goes on with a correction through a few knots, added to the
-  logarithm of the best factors so far, and ends with a knot for each frequency.
-- CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`) learns which parameters go together.
-- It needs only the order within a generation, and differences between candidates on one document are nearly those
-  on another: so a generation is read on one document, the next generation on the next one.
+  logarithm of the best factors so far, both by CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`), and ends
+  with single factors, by steps from the best candidate.
+- All three need only the order within a generation, and one document orders candidates nearly as all do: so a
+  generation is read on one document, the next generation on the next one. (Shorter beginnings of all documents
+  order them badly: what is at stake stands at the end.)
 - A candidate that beats the best one on that document races it over the others, and is dropped as soon as the
   paired differences on the documents seen say that it's worse. Only what survives all becomes the best.
 - n-hat hardly depends on the factors: its values are halved document by document on the best ones, twice (once if
@@ -36,20 +37,22 @@ if TYPE_CHECKING:
 def curve(
     problem: Problem,
     *,
-    evaluations: int = 134,
+    evaluations: int = 268,
     s_generations: int = 10,
     knots: int = 6,
     knot_generations: int = 15,
+    patience: int = 6,
     sigma: float = 0.3,
     population: int = 0,
     margin: float = 0.0,
 ) -> None:
-    """Search an S for `s_generations`, `knots` for `knot_generations`, then all factors, within `evaluations`.
+    """An S for `s_generations`, `knots` for `knot_generations`, then single factors, within `evaluations`.
 
-    evaluations: full evaluations (all documents) that the tokens spent come to, 134 being a tenth of the paper's
-    1,344. sigma: first step of the S's height, as a share of the logarithm of the largest factor; two thirds of
-    that for knots, half of it for single factors. population: candidates per generation; 0: CMA-ES's own,
-    4 + 3 ln(parameters). margin: standard errors by which a racing candidate must be worse to be dropped.
+    evaluations: full evaluations (all documents) that the tokens spent come to, 268 being a fifth of the paper's
+    1,344. patience: generations of knots without a better candidate, after which they are left. sigma: first step
+    of the S's height, as a share of the logarithm of the largest factor; two thirds of that for knots, a third for
+    single factors. population: candidates per generation; 0: CMA-ES's own, 4 + 3 ln(parameters). margin: standard
+    errors by which a racing candidate must be worse to be dropped.
     """
     import numpy as np
 
@@ -75,6 +78,7 @@ def curve(
         [0.0] * len(shapes),
         [sigma / 1.5 * unit] * len(shapes),
         knot_generations,
+        patience,
     )
     descent.climb(sigma / 3 * unit)
     if choices:
@@ -96,9 +100,10 @@ class _Descent:
         decode: Callable[[Sequence[float]], Sequence[float]],
         start: Sequence[float],
         widths: Sequence[float],
-        generations: float,
+        generations: int,
+        patience: int = 1000,
     ) -> None:
-        """Until `generations`, the limit of tokens, or steps below the grid's.
+        """Until `generations`, `patience` of them without a better candidate, the limit of tokens, or tiny steps.
 
         decode: a point to factors. start: the first mean; widths: each coordinate's first standard deviation.
         """
@@ -108,8 +113,9 @@ class _Descent:
         if self.population:
             options["popsize"] = max(2, self.population)
         search = _cma().CMAEvolutionStrategy(list(start), 1.0, options)
-        start_tokens, number = evaluator.best.start_tokens, 0
-        while number < generations and not search.stop() and evaluator.tokens < self.limit:
+        start_tokens, number, waited = evaluator.best.start_tokens, 0, 0
+        while number < generations and waited < patience and not search.stop() and evaluator.tokens < self.limit:
+            before = evaluator.best
             points = search.ask()
             made = [space.candidate(decode(point), start_tokens) for point in points]
             document = number % len(evaluator.sizes)
@@ -119,6 +125,7 @@ class _Descent:
                 if not race(evaluator, made[i], document, self.margin):
                     break
             number += 1
+            waited = 0 if evaluator.best != before else waited + 1
 
     def climb(self, step: float, children: int = 4, share: float = 0.3) -> None:
         """An evolution strategy of one parent, the best candidate, until the limit of tokens.
