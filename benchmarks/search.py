@@ -23,6 +23,7 @@ import torch
 from ctxext import methods
 from ctxext.checkpoint import load, read_config
 from ctxext.hf_config import read_schedule
+from ctxext.options import parse_settings
 from ctxext.resolve import resolve
 from ctxext.search import documents, strategies
 from ctxext.search.evaluator import BudgetSpent, Evaluator, Problem
@@ -32,7 +33,6 @@ from ctxext.search.space import Space, as_params, seeds
 from ctxext_evals.models import TINY_TEXTS
 
 COUNTS = (3, 6)  # documents to search on, and held out
-CURVE_SEEDS = 3
 RANDOM = 131  # with the three seeds as many evaluations as `curve` has
 COLOURS = {"evolution": "#d55e00", "curve": "#0072b2", "random": "#999999"}
 NOTICED = 2e-3  # nats: a smaller improvement costs more to check on held-out documents than it tells
@@ -188,8 +188,8 @@ def tiny(args: argparse.Namespace) -> dict:
         bench = Bench("tiny", texts, factor, args.out / f"tiny-{factor}x", "float32")
         runs = []
         for strategy in args.strategies.split(","):
-            constants = {"random": {"candidates": RANDOM}}.get(strategy, {})
-            runs += [bench.run(strategy, s, constants) for s in range(CURVE_SEEDS if strategy == "curve" else 1)]
+            constants = {"random": {"candidates": RANDOM}, "curve": parse_settings(args.set)}.get(strategy, {})
+            runs += [bench.run(strategy, s, constants) for s in range(args.seeds if strategy == "curve" else 1)]
         found[f"tiny {factor}x"] = {"runs": runs, "rows": compare(runs)}
     return found
 
@@ -209,6 +209,8 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--factors", default="4,8")
     parser.add_argument("--strategies", default="evolution,curve,random")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of curve")
+    parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="a constant of curve")
     parser.add_argument("--smollm2", type=float, metavar="MINUTES")
     args = parser.parse_args()
     torch.set_num_threads(1)

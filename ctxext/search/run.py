@@ -74,10 +74,10 @@ class _Search:
         if options.evaluations is not None and options.evaluations < least:
             raise UsageError(f"evaluations must be at least {least}: the search starts from so many candidates")
         self._read_data()
+        self.fitness = Fitness(self._load())
         settings = self._settings()
         log = team.from_first(lambda: Log.begin(work / "log.jsonl", settings, resume=options.resume))
         self.log = Log(log.path, log.records)
-        self.fitness = Fitness(self._load())
 
     def _read_data(self) -> None:
         from transformers import AutoTokenizer
@@ -92,7 +92,7 @@ class _Search:
             self.held_out = texts.needles(others, tokenizer, options.seed + 1)
         else:
             self.long, self.held_out = texts.plain(mine), texts.plain(others)
-        # Short text is always plain: a needle fits into few models' trained length twice.
+        # Short text is always plain: what it loses is told in perplexity.
         self.short = texts.plain(ids[: rope.trained_length] for ids in mine)
         self.held_out_short = texts.plain(ids[: rope.trained_length] for ids in others)
 

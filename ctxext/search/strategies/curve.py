@@ -4,10 +4,11 @@ What makes it cheaper than evolution over single factors:
 
 - Factors that were found, and YaRN's, rise from 1 to about the scale along an S over the frequencies. So the
   search begins with the three parameters of an S, goes on with a correction through a few knots, added to the
-  logarithm of the best factors so far, and ends with a knot for each frequency.
-- CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`) learns which parameters go together.
-- It needs only the order within a generation, and differences between candidates on one document are nearly those
-  on another: so a generation is read on one document, the next generation on the next one.
+  logarithm of the best factors so far, both by CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`), and ends
+  with single factors, by steps from the best candidate.
+- All three need only the order within a generation, and one document orders candidates nearly as all do: so a
+  generation is read on one document, the next generation on the next one. (Shorter beginnings of all documents
+  order them badly: what is at stake stands at the end.)
 - A candidate that beats the best one on that document races it over the others, and is dropped as soon as the
   paired differences on the documents seen say that it's worse. Only what survives all becomes the best.
 - n-hat hardly depends on the factors: its values are halved document by document on the best ones, twice (once if
@@ -36,23 +37,26 @@ if TYPE_CHECKING:
 def curve(
     problem: Problem,
     *,
-    evaluations: int = 134,
+    evaluations: int = 268,
     s_generations: int = 10,
     knots: int = 6,
     knot_generations: int = 15,
+    patience: int = 6,
     sigma: float = 0.3,
     population: int = 0,
     margin: float = 0.0,
 ) -> None:
-    """Search an S for `s_generations`, `knots` for `knot_generations`, then all factors, within `evaluations`.
+    """An S for `s_generations`, `knots` for `knot_generations`, then single factors, within `evaluations`.
 
-    evaluations: full evaluations (all documents) that the tokens spent come to, 134 being a tenth of the paper's
-    1,344. sigma: first step of the S's height, as a share of the logarithm of the largest factor; two thirds of
-    that for knots, half of it for single factors. population: candidates per generation; 0: CMA-ES's own,
-    4 + 3 ln(parameters). margin: standard errors by which a racing candidate must be worse to be dropped.
+    evaluations: full evaluations (all documents) that the tokens spent come to, 268 being a fifth of the paper's
+    1,344. patience: generations of knots without a better candidate, after which they are left. sigma: first step
+    of the S's height, as a share of the logarithm of the largest factor; two thirds of that for knots, a third for
+    single factors. population: candidates per generation; 0: CMA-ES's own, 4 + 3 ln(parameters). margin: standard
+    errors by which a racing candidate must be worse to be dropped.
     """
     import numpy as np
 
+    _cma()
     if sigma <= 0 or knots < 1:
         raise UsageError("strategy 'curve' needs at least one knot and a sigma above 0")
     evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
@@ -68,16 +72,15 @@ def curve(
     if choices == 2:
         choose_start_tokens(evaluator)
     unit = max(math.log(top), problem.space.step)
-    for count, width, generations in (
-        (min(knots, size), sigma / 1.5, knot_generations),
-        (size, sigma / 2, math.inf),
-    ):
-        shapes, base = hats(count, size), np.log(evaluator.best.factors)
-
-        def corrected(point: Sequence[float], shapes=shapes, base=base) -> list[float]:
-            return np.exp(base + np.asarray(point) @ shapes).tolist()
-
-        descent.run(corrected, [0.0] * count, [width * unit] * count, generations)
+    shapes, base = hats(min(knots, size), size), np.log(evaluator.best.factors)
+    descent.run(
+        lambda p: np.exp(base + np.asarray(p) @ shapes).tolist(),
+        [0.0] * len(shapes),
+        [sigma / 1.5 * unit] * len(shapes),
+        knot_generations,
+        patience,
+    )
+    descent.climb(sigma / 3 * unit)
     if choices:
         choose_start_tokens(evaluator)
 
@@ -97,26 +100,22 @@ class _Descent:
         decode: Callable[[Sequence[float]], Sequence[float]],
         start: Sequence[float],
         widths: Sequence[float],
-        generations: float,
+        generations: int,
+        patience: int = 1000,
     ) -> None:
-        """Until `generations`, the limit of tokens, or steps below the grid's.
+        """Until `generations`, `patience` of them without a better candidate, the limit of tokens, or tiny steps.
 
         decode: a point to factors. start: the first mean; widths: each coordinate's first standard deviation.
         """
-        try:
-            import cma
-        except ImportError as error:
-            raise CtxextError(
-                "this strategy needs the package cma", hint="pip install 'ctxext[search]'"
-            ) from error
         evaluator, space = self.problem.evaluator, self.problem.space
         options: dict[str, Any] = {"verbose": -9, "randn": lambda *shape: self.chance.randn(*shape)}
         options |= {"seed": math.nan, "CMA_stds": list(widths), "tolx": 0.1 * space.step}
         if self.population:
             options["popsize"] = max(2, self.population)
-        search = cma.CMAEvolutionStrategy(list(start), 1.0, options)
-        start_tokens, number = evaluator.best.start_tokens, 0
-        while number < generations and not search.stop() and evaluator.tokens < self.limit:
+        search = _cma().CMAEvolutionStrategy(list(start), 1.0, options)
+        start_tokens, number, waited = evaluator.best.start_tokens, 0, 0
+        while number < generations and waited < patience and not search.stop() and evaluator.tokens < self.limit:
+            before = evaluator.best
             points = search.ask()
             made = [space.candidate(decode(point), start_tokens) for point in points]
             document = number % len(evaluator.sizes)
@@ -126,6 +125,41 @@ class _Descent:
                 if not race(evaluator, made[i], document, self.margin):
                     break
             number += 1
+            waited = 0 if evaluator.best != before else waited + 1
+
+    def climb(self, step: float, children: int = 4, share: float = 0.3) -> None:
+        """An evolution strategy of one parent, the best candidate, until the limit of tokens.
+
+        Each child moves a `share` of the logarithms by `step` times a normal number. The step grows by half after
+        a generation that found a better candidate, and shrinks so that one such in five keeps it (Rechenberg's
+        rule); from below the grid it starts again.
+        """
+        import numpy as np
+
+        evaluator, space, first, number = self.problem.evaluator, self.problem.space, step, 0
+        while evaluator.tokens < self.limit and number < 100 * len(evaluator.sizes) * space.size:
+            best = evaluator.best
+            moves = self.chance.randn(children, space.size) * (self.chance.rand(children, space.size) < share)
+            moved = np.exp(np.log(best.factors) + step * moves).tolist()
+            made = [space.candidate(factors, best.start_tokens) for factors in moved]
+            document = number % len(evaluator.sizes)
+            losses = [row[0] for row in evaluator.losses(made, [document])]
+            better = 0
+            for i in sorted(range(children), key=losses.__getitem__):
+                better += made[i] != evaluator.best and race(evaluator, made[i], document, self.margin)
+                if losses[i] >= evaluator.values[best][document]:
+                    break
+            step = step * 1.5 if better else step / 1.5**0.25
+            step = first if step * math.log(space.top) < space.step / 4 else min(step, 2 * first)
+            number += 1
+
+
+def _cma() -> Any:
+    try:
+        import cma
+    except ImportError as error:
+        raise CtxextError("this strategy needs the package cma", hint="pip install 'ctxext[search]'") from error
+    return cma
 
 
 def hats(knots: int, size: int) -> np.ndarray:
