@@ -116,14 +116,15 @@ def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     table = schedule.table_alone()
     scaled = rebuild(rotary, config, table)
     check_table(scaled, table)
-    if schedule.beyond_table:
-        return TableRotary(scaled)
-    if not schedule.start_tokens:
+    if not schedule.beyond_table and not schedule.start_tokens:
         return scaled
     if is_nested(rotary):
+        what = schedule.method if schedule.beyond_table else "start tokens"
         raise CtxextError(
-            "start tokens need one rotary embedding for all layers, this model keeps one per layer type"
+            f"{what}: this needs one rotary embedding for all layers, this model keeps one per layer type"
         )
+    if schedule.beyond_table:
+        return TableRotary(scaled)
     # Rebuilt, not copied: the model may have been cast, and its own table with it.
     original = rebuild(rotary, config, unpatched(schedule.rope))
     return StartTokenRotary(original, scaled, schedule.start_tokens)

@@ -365,3 +365,14 @@ train: {{steps: 2, batch_size: 1, learning_rate: 1.0e-2, warmup_steps: 0, loss: 
     ids = tokens[:, :60]
     out = ctxext.merge(done["trained"], tmp_path / "merged", dtype="float32").out
     torch.testing.assert_close(logits(ctxext.load(out).eval(), ids), logits(model, ids), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rotary_embedding_per_layer_type_is_refused(method, tokens):
+    """Gemma 3: sliding layers and full ones turn differently."""
+    kinds = ["sliding_attention", "full_attention"]
+    model = pico_model("gemma3_text", num_hidden_layers=2, layer_types=kinds, sliding_window=32)
+    before = logits(model, tokens)
+    with pytest.raises(CtxextError, match=r"one rotary embedding for all layers|full attention in every layer"):
+        patched(method, model)
+    assert torch.equal(logits(model, tokens), before)
