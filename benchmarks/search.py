@@ -5,7 +5,7 @@
 
 Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
 search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
-evolution ends with. Every search has a log in FOLDER; run again, the script goes on where it was stopped; --minutes
+evolution ends with. Each search has a log in FOLDER; run again, the script goes on where it was stopped; --minutes
 stops each search after so many, 0 reports what the logs have. On the embedded model all takes about 25 minutes of
 one core, half of it evolution's. SmolLM2 (evals/smollm2.py names the packages that it needs) reads one document of
 16,384 tokens.
