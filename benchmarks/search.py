@@ -176,7 +176,10 @@ def draw(found: dict, path: Path) -> None:
                     line = {"color": COLOURS[run["strategy"]], "label": None if run["seed"] else named, "lw": 1.4}
                     axes.step([*tokens, run["tokens"]], [*values, values[-1]], style, where="post", **line)
         axes.set(xscale="log", xlabel="model tokens", ylabel="perplexity", title=label)
-        axes.set_ylim(top=1.02 * max(p["search"] for r in entry["runs"] for p in r["trace"][-9:]))
+        # PI and NTK would flatten all the rest.
+        top = 1.03 * min(min(run["seeds"].values()) for run in entry["runs"])
+        bottom = min(p[k] for run in entry["runs"] for p in run["trace"] for k in ("search", "held_out") if p[k])
+        axes.set_ylim(0.98 * bottom, top)
         axes.grid(alpha=0.25, which="both")
     panels[0][0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
