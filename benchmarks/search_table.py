@@ -184,10 +184,12 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--factors", default="4,8")
     parser.add_argument("--tuned", metavar="KJV.whl", help="Text to tune on; see recipes/tiny-yarn-8x.yaml.")
+    parser.add_argument("--tuned-factors", default="4,8", help="factors to tune at")
     args = parser.parse_args()
     torch.set_num_threads(1)
     searches = json.loads((args.out / "search.json").read_text())
-    texts, found = [path.read_text() for path in TINY_TEXTS], {}
+    texts, out = [path.read_text() for path in TINY_TEXTS], args.out / "search-table.json"
+    found = json.loads(out.read_text()) if out.is_file() else {}
     for factor in map(int, args.factors.split(",")):
         folder = args.out / f"tiny-{factor}x"
         bench = Bench("tiny", texts, factor, folder, "float32")
@@ -203,7 +205,7 @@ def main() -> None:
             Variant("searched, short factors too", "longrope", factor, options(run, short_factor=short)),
         ]
         rows = measure(bench, load("tiny", dtype="float32"), variants, folder / "cells")
-        if args.tuned:
+        if args.tuned and str(factor) in args.tuned_factors.split(","):
             rows += after_tuning(bench, run, args.tuned, folder)
         found[f"tiny {factor}x"] = {
             "rows": rows,
@@ -214,7 +216,7 @@ def main() -> None:
             "short_tokens": tokens,
         }
     print(markdown(found))
-    (args.out / "search-table.json").write_text(json.dumps(found, indent=1) + "\n")
+    out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
