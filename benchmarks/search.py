@@ -221,7 +221,9 @@ def main() -> None:
     for label, entry in found.items():
         print(f"\n{label}\n\n{markdown(entry['rows'])}")
     name = "search-smollm2" if args.smollm2 else "search"
-    (args.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    path = args.out / f"{name}.json"
+    found = (json.loads(path.read_text()) if path.is_file() else {}) | found
+    path.write_text(json.dumps(found, indent=1) + "\n")
     draw(found, args.out / f"{name}.png")
 
 
