@@ -122,19 +122,23 @@ def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
         )
         handles = {}
         best = min(p["mean"] for s in series.values() for p in s["ppl"])
-        worst = 12 * best
+        worst = min(12 * best, 1.15 * max(p["mean"] for s in series.values() for p in s["ppl"]))
+        drawn = [label for label in series if label != "crop control"]
         for panel, (measure, name) in zip(axes, shown, strict=True):
-            for i, (label, measures) in enumerate(series.items()):
+            for label, measures in series.items():
                 points = measures.get(measure)
                 if not points:
                     continue
                 control = label == "crop control"
+                i = 0 if control else drawn.index(label)
                 colour = "#000000" if control else plots.COLOURS[i % len(plots.COLOURS)]
                 marker = plots.MARKERS[i % len(plots.MARKERS)]
                 places = [p["length"] for p in points]
                 values = [min(p["mean"], worst) if measure == "ppl" else p["mean"] for p in points]
                 style = {"color": colour, "marker": marker, "markersize": 5, "lw": 1.7}
-                (line,) = panel.plot(places, values, ls=(0, (5, 2)) if control else "-", label=label, **style)
+                (line,) = panel.plot(
+                    places, values, ls=(0, (5, 2)) if control else "-:"[i // 7 % 2], label=label, **style
+                )
                 handles.setdefault(label, line)
                 beyond = [(x, worst) for x, p in zip(places, points, strict=True) if p["mean"] > worst]
                 if measure == "ppl" and beyond:

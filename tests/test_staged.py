@@ -417,7 +417,7 @@ def test_the_static_fallback_is_the_last_stage(llama_folder, tmp_path, tokens):
     assert torch.equal(logits(ctxext.load(out).eval(), tokens), logits(live, tokens))
     card = (out / "README.md").read_text()
     assert "runs an approximation" in card
-    assert "transformers 5.24 | approximates" in card
+    assert "transformers | 5.24 | approximates" in card
     with pytest.raises(UsageError, match="fallback='hope'"):
         ctxext.patch_checkpoint(llama_folder, tmp_path / "no", method="dynamic_ntk", factor=4, fallback="hope")
 
