@@ -1,4 +1,4 @@
-"""`ctxext demo`: every method on the embedded model at 2, 4 and 8 times its length, in about three minutes of one core.
+"""`ctxext demo`: every method on the embedded model at 2, 4 and 8 times its length, in three CPU minutes.
 
 Each method is patched at exactly the factor that a length needs, so a row reads "if I wanted this length, what
 would I get". Two yardsticks stand beside it: the model as it is, and the crop control.
