@@ -10,13 +10,13 @@ holds is not measured again. The measures:
 - passkey retrieval by length;
 - copying: a random sequence of half the length is said twice; the share of the second half that is guessed right.
 
-The RoPE model is also measured as it is rescued without training: at each length by the factor that it needs.
+The RoPE model is also measured as it is rescued without training: at each length by the factor that it needs, and
+by factors that were searched for it on the text of training.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,12 +27,13 @@ import yaml
 from ctxext import terminal
 from ctxext.errors import CtxextError, UsageError
 
-BUCKET = 64
+from .length_tests import LengthTests
+
 MULTIPLES = (0.5, 1, 1.5, 2, 4, 8)
-DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-RESCUES = ("pi", "ntk", "yarn", "dynamic_ntk", "dynamic_yarn", "self_extend", "rerope", "dual_chunk")
-POOL = 64
-"""Distinct tokens of a copied sequence."""
+RESCUES = ("pi", "ntk", "yarn", "searched", "dynamic_ntk", "dynamic_yarn", "self_extend", "rerope", "dual_chunk")
+"""Methods, and `searched`: factors of `ctxext search` on the text of training."""
+SEARCH: dict[str, Any] = {"documents": 3}
+"""Options of that search."""
 
 
 def read_plan(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
@@ -91,92 +92,68 @@ def train_one(recipe_path: Path, plan: dict, name: str, text: str, out: Path, se
     return run
 
 
-def copying(model: Any, length: int, *, vocabulary: int, rows: int, seed: int = 0) -> dict[str, Any]:
-    """Accuracy of copying: of the second half of `rows` sequences of `length` tokens, which is the first half."""
-    import torch
+def searched(run: Path, factor: float, text: Path, seed: int) -> Path:
+    """The model of a run with the factors that `ctxext search` finds for it on `text`, as a folder; once.
 
-    from .head import token_scores
+    n-hat stays 0 and the long factors read everything, so that the row is one of frequencies alone.
+    """
+    from ctxext.search.options import Options
+    from ctxext.search.run import search
 
-    rng = random.Random(f"copy/{seed}/{length}")
-    half, batch = length // 2, []
-    for _ in range(rows):
-        pool = rng.sample(range(vocabulary), POOL)
-        unit = rng.choices(pool, k=half)
-        batch.append(unit + unit)
-    # The first tokens of the second half can't be known to be a repetition yet.
-    skipped = 4
-    scores = token_scores(model, torch.tensor(batch), range(half + skipped, 2 * half))
-    right = scores.is_argmax.float()
-    return {"length": length, "tokens": right.numel(), "accuracy": right.mean().item()}
+    out = run / "searched" / f"{factor:g}x"
+    if not out.is_dir():
+        terminal.say(f"searching the factors of {run.name} for {factor:g}x")
+        options = Options(
+            str(run / "model"),
+            factor,
+            (str(text),),
+            out,
+            held_out=0,
+            short="none",
+            start_tokens=(0,),
+            seed=seed,
+            dtype="float32",
+            resume=out.with_name(out.name + ".search").is_dir(),
+            **SEARCH,
+        )
+        search(options)
+    return out
 
 
-def measure(run: Path, documents: list, others: list, seed: int) -> dict[str, Any]:
-    """All measures of a trained model; of RoPE's the rescues too. others: texts to fit DroPE's temperature on."""
-    from . import passkey, perplexity
+def measure(run: Path, documents: list, others: list, text: Path, seed: int) -> dict[str, Any]:
+    """All measures of a trained model; of RoPE's the rescues too.
+
+    others: texts to fit DroPE's temperature on. text: a file of text to search LongRoPE's factors on.
+    """
     from .models import load
 
     subject = load(run / "model", dtype="float32")
-    recipe = json.loads((run / "recipe.json").read_text())
-    trained = recipe["model"]["max_position_embeddings"]
-    lengths = [int(trained * m) for m in MULTIPLES]
-    vocabulary = len(subject.tokenizer)
-
-    def all_of(lengths: list[int]) -> dict[str, Any]:
-        curve = perplexity.prefix_curve(subject.model, documents, lengths, bucket=BUCKET)
-        ends = {b["end"]: b for b in curve.buckets}
-        # A passkey prompt with its answer doesn't fit into half of the trained length.
-        keys = passkey.passkey(
-            subject.model,
-            subject.tokenizer,
-            [n for n in lengths if n >= trained],
-            depths=DEPTHS,
-            trials=8,
-            seed=seed,
-            batch_size=8,
-        )
-        return {
-            "ppl": [{"length": n, "ppl": ends[n]["ppl"], "nll": ends[n]["nll"]} for n in lengths],
-            "passkey": [{k: row[k] for k in ("length", "trials", "correct", "accuracy")} for row in keys.lengths],
-            "copy": [copying(subject.model, n, vocabulary=vocabulary, rows=16, seed=seed) for n in lengths],
-        }
-
-    answer: dict[str, Any] = {"trained_length": trained, "variants": {"as trained": all_of(lengths)}}
+    trained = json.loads((run / "recipe.json").read_text())["model"]["max_position_embeddings"]
+    lengths, tests = [int(trained * m) for m in MULTIPLES], LengthTests(documents, trained, seed)
+    answer: dict[str, Any] = {"trained_length": trained, "variants": {"as trained": tests.all(subject, lengths)}}
     log = json.loads((run / "log.json").read_text())
     answer["loss"] = [[row["step"], row["loss"]] for row in log if "loss" in row]
     if subject.schedule.method == "none":
-        crop = perplexity.crop_control(subject.model, documents, lengths, trained, bucket=BUCKET, stride=16)
-        ends = {b["end"]: b["ppl"] for b in crop.buckets}
-        cropped = passkey.passkey(
-            subject.model,
-            subject.tokenizer,
-            [n for n in lengths if n >= trained],
-            depths=DEPTHS,
-            trials=8,
-            seed=seed,
-            batch_size=8,
-            crop=trained,
-        )
-        answer["variants"]["crop control"] = {
-            "ppl": [{"length": n, "ppl": ends[n]} for n in lengths],
-            "passkey": [
-                {k: row[k] for k in ("length", "trials", "correct", "accuracy")} for row in cropped.lengths
-            ],
-        }
+        answer["variants"]["crop control"] = tests.cropped(subject, lengths)
         for method in RESCUES:
             parts: dict[str, list] = {"ppl": [], "passkey": [], "copy": []}
             for length in (n for n in lengths if n > trained):
-                subject.patch(method, length / trained)
-                for key, rows in all_of([length]).items():
+                if method == "searched":
+                    found = tests.all(load(searched(run, length / trained, text, seed), dtype="float32"), [length])
+                else:
+                    subject.patch(method, length / trained)
+                    found = tests.all(subject, [length])
+                    subject.unpatch()
+                for key, rows in found.items():
                     parts[key] += rows
-                subject.unpatch()
             answer["variants"][method] = parts
     if subject.schedule.method == "drope":
         from .temperature import fit
 
-        found = fit(subject, others, "drope", MULTIPLES[-1])
-        answer["temperature"] = found
-        subject.patch("drope", MULTIPLES[-1], existing="replace", temperature=found["temperature"])
-        answer["variants"]["with temperature"] = all_of(lengths)
+        fitted = fit(subject, others, "drope", MULTIPLES[-1])
+        answer["temperature"] = fitted
+        subject.patch("drope", MULTIPLES[-1], existing="replace", temperature=fitted["temperature"])
+        answer["variants"]["with temperature"] = tests.all(subject, lengths)
     return answer
 
 
@@ -194,6 +171,8 @@ def run_all(
     recipe = load_recipe(recipe_path)
     kept, held_out = split_text(read_text(text), recipe.data.held_out)
     out.mkdir(parents=True, exist_ok=True)
+    search_text = out / "text.txt"
+    search_text.write_text("\n".join(kept.values()))
     found: dict[str, dict[str, Any]] = {}
     for seed in seeds:
         for name in only or plan:
@@ -211,8 +190,8 @@ def run_all(
                     raise CtxextError(f"the held-out text gives {len(pieces)} pieces of {longest} tokens")
                 terminal.say(f"measuring {name}, seed {seed}")
                 others = pieces[documents : 2 * documents]
-                document = measure(run, pieces[:documents], others, seed) | {"environment": results.environment()}
-                results.write_json(path, document)
+                document = measure(run, pieces[:documents], others, search_text, seed)
+                results.write_json(path, document | {"environment": results.environment()})
     for path in sorted((out / "cells").glob("*.json")):
         name, _, seed = path.stem.rpartition("-")
         found.setdefault(name, {})[seed] = results.read_json(path)

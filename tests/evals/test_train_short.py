@@ -9,7 +9,7 @@ import torch
 
 from ctxext.errors import CtxextError, UsageError
 from ctxext.training import pretrain
-from ctxext_evals import plots_train_short, train_short
+from ctxext_evals import length_tests, plots_train_short, train_short
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "train-short-test-long"
 WORDS = ["in", "the", "beginning", "was", "a", "word", "and", "it", "was", "with", "us", "for", "ever", "amen"]
@@ -47,10 +47,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder, tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    # Three lengths and one rescue are enough to go through every line.
+    # Three lengths and two rescues are enough to go through every line.
     patch.setattr(train_short, "MULTIPLES", (0.5, 1, 2))
-    patch.setattr(train_short, "RESCUES", ("yarn",))
-    patch.setattr(train_short, "DEPTHS", (0.5,))
+    patch.setattr(train_short, "RESCUES", ("yarn", "searched"))
+    patch.setattr(length_tests, "DEPTHS", (0.5,))
+    patch.setattr(train_short, "SEARCH", {"documents": 1, "evaluations": 4})
     patch.setattr("ctxext_evals.temperature.fit.__defaults__", (None, (0.0, 0.1, 0.2)))
     out = tmp_path_factory.mktemp("out")
     yield out, train_short.run_all(folder, str(folder), out, [1], None, 2)
@@ -61,7 +62,7 @@ def test_everything_is_measured(found):
     _, cells = found
     assert list(cells) == ["rope", "alibi", "drope"]
     rope, alibi, drope = (cells[n]["1"] for n in cells)
-    assert set(rope["variants"]) == {"as trained", "crop control", "yarn"}
+    assert set(rope["variants"]) == {"as trained", "crop control", "yarn", "searched"}
     assert set(alibi["variants"]) == {"as trained"}
     assert set(drope["variants"]) == {"as trained", "with temperature"}
     assert [p["length"] for p in rope["variants"]["as trained"]["ppl"]] == [64, 128, 256]
@@ -138,11 +139,11 @@ def test_copying_counts_what_is_copied():
 
     patch = pytest.MonkeyPatch()
     patch.setattr("ctxext_evals.head.token_scores", scores)
-    assert train_short.copying(model, 64, vocabulary=80, rows=2)["accuracy"] == 1
+    assert length_tests.copying(model, 64, vocabulary=80, rows=2)["accuracy"] == 1
     copier.back = 1
-    assert train_short.copying(model, 64, vocabulary=80, rows=2)["accuracy"] < 0.2
+    assert length_tests.copying(model, 64, vocabulary=80, rows=2)["accuracy"] < 0.2
     patch.undo()
-    assert train_short.copying(model, 64, vocabulary=80, rows=2)["tokens"] == 2 * 28
+    assert length_tests.copying(model, 64, vocabulary=80, rows=2)["tokens"] == 2 * 28
 
 
 def test_mistakes(folder, tmp_path):
