@@ -151,7 +151,7 @@ def tune(name: str, factor: int, params: dict, text: str, folder: Path) -> Path:
 
 def after_tuning(bench: Bench, run: dict, text: str, folder: Path) -> list[dict]:
     rows = []
-    for name, params in (("yarn", {}), ("longrope", options(run))):
+    for name, params in (("pi", {}), ("ntk", {}), ("yarn", {}), ("longrope", options(run))):
         adapter = tune(name, int(bench.factor), params, text, folder)
         label = "searched" if name == "longrope" else name
         variant = Variant(f"{label}, tuned", name, bench.factor, params)

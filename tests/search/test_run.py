@@ -210,7 +210,7 @@ def test_used_folder_and_wrong_options(searched, tmp_path):
         ({"existing": "compose"}, "extend, replace"),
         ({"fallback": "maybe"}, "static, refuse"),
         ({"strategy": "curv"}, "curve"),
-        ({"constants": {"knot": 3}}, "knots"),
+        ({"constants": {"surve": 3}}, "survey"),
         ({"factor": 0.5}, "at least 1"),
         ({"documents": 0}, "at least one document"),
         ({"evaluations": 0}, "at least 1"),
@@ -230,7 +230,7 @@ def test_help_is_light():
     assert ran.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("words", [["--start-tokens", "a,b"], ["--set", "knots=many"], ["--strategy", "curv"]])
+@pytest.mark.parametrize("words", [["--start-tokens", "a,b"], ["--set", "survey=many"], ["--strategy", "curv"]])
 def test_wrong_words_on_the_command_line(monkeypatch, capsys, words):
     code, out, err = run(monkeypatch, capsys, "search", "tiny", "--data", "tiny", *words)
     assert code == 2

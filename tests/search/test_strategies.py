@@ -148,13 +148,20 @@ def test_paired_differences():
     assert curve.worse([0.5, 0.6, 0.55], 2.0)
 
 
-def test_hats_are_a_partition():
-    for knots, size in ((1, 5), (4, 16), (16, 16)):
-        shapes = curve.hats(knots, size)
-        assert shapes.shape == (knots, size)
-        assert shapes.sum(0) == pytest.approx(np.ones(size))
-        assert (shapes >= 0).all()
-    assert curve.hats(5, 9)[:, ::2] == pytest.approx(np.eye(5))
+@pytest.mark.parametrize("count", [1, 10, 32, 200])
+def test_survey_is_spread_evenly(count):
+    """No number of points leaves a wide gap in any of the three parameters, and all are S curves that rise."""
+    points = np.array(curve.spread(count, 16))
+    low, high = np.array([0.6, 0, math.log(0.16)]), np.array([1, 16, math.log(4.8)])
+    assert (points >= low).all()
+    assert (points <= high).all()
+    scaled = np.sort((points - low) / (high - low), axis=0)
+    gaps = np.diff(np.vstack([np.zeros(3), scaled, np.ones(3)]), axis=0)
+    assert gaps.max() <= 3 / (count + 1)
+    for point in points:
+        factors = curve.s_curve(point, 16, 10.0)
+        assert factors == sorted(factors)
+        assert 1 <= factors[0] <= factors[-1] <= 10
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -211,7 +218,8 @@ def test_wrong_constants(name, given, message):
         ("evolution", {"probability": 2}),
         ("evolution", {"parents": 0}),
         ("curve", {"sigma": 0}),
-        ("curve", {"knots": 0}),
+        ("curve", {"fastest": 0}),
+        ("curve", {"population": 1}),
     ],
 )
 def test_constants_that_cannot_work(name, given):

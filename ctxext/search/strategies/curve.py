@@ -1,12 +1,14 @@
-"""A cheaper search for the same space: few parameters first, CMA-ES, racing over documents.
+"""A cheaper search for the same space: a look at S curves, then CMA-ES, racing over documents.
 
-What makes it cheaper than evolution over single factors:
+What makes it cheaper than the paper's evolution:
 
-- Factors that were found, and YaRN's, rise from 1 to about the scale along an S over the frequencies. So the
-  search begins with the three parameters of an S, goes on with a correction through a few knots, added to the
-  logarithm of the best factors so far, both by CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`), and ends
-  with single factors, by steps from the best candidate.
-- All three need only the order within a generation, and one document orders candidates nearly as all do: so a
+- Factors that were found, and YaRN's, rise from 1 to about the scale along an S over the frequencies. So it begins
+  with a few dozen S curves (three numbers each), spread evenly over all that are sensible. The best of them is
+  nearer to what evolution ends with than PI, NTK and YaRN are.
+- From there CMA-ES (Hansen 2016, arXiv:1604.00772; the package `cma`) moves the logarithms of all factors. What
+  matters is a narrow valley across the fast frequencies, and its covariance learns the valley's direction, where
+  mutations of single factors must step across it. Fast frequencies are moved less: they make more turns.
+- Both need only the order within a generation, and one document orders candidates nearly as all do: so a
   generation is read on one document, the next generation on the next one. (Shorter beginnings of all documents
   order them badly: what is at stake stands at the end.)
 - A candidate that beats the best one on that document races it over the others, and is dropped as soon as the
@@ -32,55 +34,59 @@ from . import strategy
 if TYPE_CHECKING:
     import numpy as np
 
+FEW = 25
+"""Readings of a document per factor, below which CMA-ES over all factors is no use."""
+
 
 @strategy
 def curve(
     problem: Problem,
     *,
     evaluations: int = 268,
-    s_generations: int = 10,
-    knots: int = 6,
-    knot_generations: int = 15,
-    patience: int = 6,
-    sigma: float = 0.3,
-    population: int = 0,
+    survey: int = 32,
+    sigma: float = 0.1,
+    fastest: float = 0.2,
+    population: int = 8,
     margin: float = 0.0,
 ) -> None:
-    """An S for `s_generations`, `knots` for `knot_generations`, then single factors, within `evaluations`.
+    """`survey` S curves, then CMA-ES over all factors from the best of them, within `evaluations`.
 
     evaluations: full evaluations (all documents) that the tokens spent come to, 268 being a fifth of the paper's
-    1,344. patience: generations of knots without a better candidate, after which they are left. sigma: first step
-    of the S's height, as a share of the logarithm of the largest factor; two thirds of that for knots, a third for
-    single factors. population: candidates per generation; 0: CMA-ES's own, 4 + 3 ln(parameters). margin: standard
-    errors by which a racing candidate must be worse to be dropped.
+    1,344. sigma: first step of the slowest frequency's factor, as a share of the logarithm of the largest one;
+    fastest: that of the fastest, as a share of the slowest's; between them steps grow evenly.
+    population: candidates per generation. margin: standard errors by which a racing candidate must be worse to be
+    dropped.
+    With few tokens for many factors the first half goes to CMA-ES over the three numbers of an S.
     """
     import numpy as np
 
     _cma()
-    if sigma <= 0 or knots < 1:
-        raise UsageError("strategy 'curve' needs at least one knot and a sigma above 0")
+    if sigma <= 0 or fastest <= 0 or population < 2:
+        raise UsageError("strategy 'curve' needs steps above 0 and a population of at least 2")
     evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
     evaluator.means(list(problem.seeds.values()))
     limit = min(evaluations * evaluator.full_cost(), evaluator.budget)
     # What choosing n-hat costs. A small budget is better spent on the factors: they matter more.
-    choice = 2 * len(problem.space.start_tokens) * max(evaluator.sizes)
+    reading = max(evaluator.sizes)
+    choice = 2 * len(problem.space.start_tokens) * reading
     choices = 0 if len(problem.space.start_tokens) == 1 or limit < 3 * choice else 1 if limit < 8 * choice else 2
     limit -= min(choices, 1) * choice
-    descent = _Descent(problem, np.random.RandomState(problem.seed), limit, population, margin)
-    start = fit_s_curve(evaluator.best.factors, top)
-    descent.run(lambda p: s_curve(p, size, top), start, [sigma, sigma * size / 4, 2 * sigma], s_generations)
+    few = limit < FEW * size * reading
+    descent = _Descent(problem, np.random.RandomState(problem.seed), population, margin)
+    start = descent.survey(spread(min(survey, int(limit / reading / (4 if few else 8))), size))
+    if few:
+        half = (evaluator.tokens + limit) / 2
+        descent.run(lambda p: s_curve(p, size, top), start, [3 * sigma, sigma * size, 6 * sigma], half)
     if choices == 2:
         choose_start_tokens(evaluator)
-    unit = max(math.log(top), problem.space.step)
-    shapes, base = hats(min(knots, size), size), np.log(evaluator.best.factors)
-    descent.run(
-        lambda p: np.exp(base + np.asarray(p) @ shapes).tolist(),
-        [0.0] * len(shapes),
-        [sigma / 1.5 * unit] * len(shapes),
-        knot_generations,
-        patience,
-    )
-    descent.climb(sigma / 3 * unit)
+    widths = sigma * max(math.log(top), problem.space.step) * np.linspace(fastest, 1, size)
+    spent = -1
+    # A second time from the best, and again for as long as that finds something to read.
+    for until, width in itertools.chain([((evaluator.tokens + limit) / 2, 1.0)], itertools.repeat((limit, 0.5))):
+        if evaluator.tokens == spent:
+            break
+        spent, base = evaluator.tokens, np.log(evaluator.best.factors)
+        descent.run(lambda p, base=base: np.exp(base + p).tolist(), [0.0] * size, width * widths, until)
     if choices:
         choose_start_tokens(evaluator)
 
@@ -91,67 +97,53 @@ class _Descent:
 
     problem: Problem
     chance: np.random.RandomState
-    limit: float
     population: int
     margin: float
+    generations: int = 0
+
+    def survey(self, points: Sequence[Sequence[float]]) -> list[float]:
+        """The best of some S curves and of the S nearest to the best candidate, read on one document."""
+        space = self.problem.space
+        tried = [*points, fit_s_curve(self.problem.evaluator.best.factors, space.top)]
+        losses = self._read([s_curve(p, space.size, space.top) for p in tried])
+        return list(tried[min(range(len(tried)), key=losses.__getitem__)])
 
     def run(
         self,
-        decode: Callable[[Sequence[float]], Sequence[float]],
+        decode: Callable[[Any], Sequence[float]],
         start: Sequence[float],
         widths: Sequence[float],
-        generations: int,
-        patience: int = 1000,
+        limit: float,
     ) -> None:
-        """Until `generations`, `patience` of them without a better candidate, the limit of tokens, or tiny steps.
+        """Until so many tokens were spent, or steps are tiny.
 
         decode: a point to factors. start: the first mean; widths: each coordinate's first standard deviation.
         """
-        evaluator, space = self.problem.evaluator, self.problem.space
-        options: dict[str, Any] = {"verbose": -9, "randn": lambda *shape: self.chance.randn(*shape)}
-        options |= {"seed": math.nan, "CMA_stds": list(widths), "tolx": 0.1 * space.step}
-        if self.population:
-            options["popsize"] = max(2, self.population)
-        search = _cma().CMAEvolutionStrategy(list(start), 1.0, options)
-        start_tokens, number, waited = evaluator.best.start_tokens, 0, 0
-        while number < generations and waited < patience and not search.stop() and evaluator.tokens < self.limit:
-            before = evaluator.best
-            points = search.ask()
-            made = [space.candidate(decode(point), start_tokens) for point in points]
-            document = number % len(evaluator.sizes)
-            losses = [row[0] for row in evaluator.losses(made, [document])]
-            search.tell(points, losses)
-            for i in sorted(range(len(made)), key=losses.__getitem__):
-                if not race(evaluator, made[i], document, self.margin):
-                    break
-            number += 1
-            waited = 0 if evaluator.best != before else waited + 1
-
-    def climb(self, step: float, children: int = 4, share: float = 0.3) -> None:
-        """An evolution strategy of one parent, the best candidate, until the limit of tokens.
-
-        Each child moves a `share` of the logarithms by `step` times a normal number. The step grows by half after
-        a generation that found a better candidate, and shrinks so that one such in five keeps it (Rechenberg's
-        rule); from below the grid it starts again.
-        """
         import numpy as np
 
-        evaluator, space, first, number = self.problem.evaluator, self.problem.space, step, 0
-        while evaluator.tokens < self.limit and number < 100 * len(evaluator.sizes) * space.size:
-            best = evaluator.best
-            moves = self.chance.randn(children, space.size) * (self.chance.rand(children, space.size) < share)
-            moved = np.exp(np.log(best.factors) + step * moves).tolist()
-            made = [space.candidate(factors, best.start_tokens) for factors in moved]
-            document = number % len(evaluator.sizes)
-            losses = [row[0] for row in evaluator.losses(made, [document])]
-            better = 0
-            for i in sorted(range(children), key=losses.__getitem__):
-                better += made[i] != evaluator.best and race(evaluator, made[i], document, self.margin)
-                if losses[i] >= evaluator.values[best][document]:
-                    break
-            step = step * 1.5 if better else step / 1.5**0.25
-            step = first if step * math.log(space.top) < space.step / 4 else min(step, 2 * first)
-            number += 1
+        evaluator = self.problem.evaluator
+        options: dict[str, Any] = {"verbose": -9, "randn": lambda *shape: self.chance.randn(*shape)}
+        options |= {"seed": math.nan, "CMA_stds": list(widths), "tolx": 0.1 * self.problem.space.step}
+        # cma has no problems of one dimension: a second one that nothing depends on.
+        more = 2 - min(len(start), 2)
+        options |= {"popsize": self.population, "CMA_stds": [*widths, *[1.0] * more]}
+        search = _cma().CMAEvolutionStrategy([*start, *[0.0] * more], 1.0, options)
+        generation = self.population * max(evaluator.sizes)
+        while not search.stop() and evaluator.tokens + generation <= limit:
+            points = search.ask()
+            search.tell(points, self._read([decode(np.asarray(p[: len(start)])) for p in points]))
+
+    def _read(self, wanted: Sequence[Sequence[float]]) -> list[float]:
+        """Losses of factors on the next document; whatever beats the best there races it over the others."""
+        evaluator = self.problem.evaluator
+        made = [self.problem.space.candidate(factors, evaluator.best.start_tokens) for factors in wanted]
+        document = self.generations % len(evaluator.sizes)
+        self.generations += 1
+        losses = [row[0] for row in evaluator.losses(made, [document])]
+        for i in sorted(range(len(made)), key=losses.__getitem__):
+            if not race(evaluator, made[i], document, self.margin):
+                break
+        return losses
 
 
 def _cma() -> Any:
@@ -160,16 +152,6 @@ def _cma() -> Any:
     except ImportError as error:
         raise CtxextError("this strategy needs the package cma", hint="pip install 'ctxext[search]'") from error
     return cma
-
-
-def hats(knots: int, size: int) -> np.ndarray:
-    """[knots, size]: what a unit correction at each knot adds at each index; every column sums to 1."""
-    import numpy as np
-
-    places = np.linspace(0, 1, size)
-    if knots == 1:
-        return np.ones((1, size))
-    return np.array([np.interp(places, np.linspace(0, 1, knots), unit) for unit in np.eye(knots)])
 
 
 def s_curve(point: Sequence[float], size: int, top: float) -> list[float]:
@@ -182,6 +164,20 @@ def s_curve(point: Sequence[float], size: int, top: float) -> list[float]:
     # Clamped: exp overflows long after the curve is flat.
     slopes = [max(-60.0, min(60.0, (centre - i) / width)) for i in range(size)]
     return [math.exp(height / (1 + math.exp(slope))) for slope in slopes]
+
+
+def spread(count: int, size: int) -> list[list[float]]:
+    """`count` points of `s_curve`, spread evenly: heights 0.6 to 1, centres everywhere, widths 0.01 to 0.3 of all.
+
+    A Sobol sequence, without its first point, which is a corner: the same points every time.
+    """
+    from torch.quasirandom import SobolEngine
+
+    engine = SobolEngine(3).fast_forward(1)
+    return [
+        [0.6 + 0.4 * v, size * u, math.log(size * 0.01) + w * math.log(30)]
+        for u, v, w in engine.draw(count).tolist()
+    ]
 
 
 def fit_s_curve(factors: Sequence[float], top: float) -> list[float]:
