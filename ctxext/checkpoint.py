@@ -178,30 +178,39 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     del original["ctxext"]
     model = AutoModelForCausalLM.from_pretrained(folder, config=AutoConfig.for_model(**original), **kwargs)
     apply(model, schedule)
-    load_table(model, folder)
+    load_learned(model, folder)
     return model
 
 
-def load_table(model: Any, folder: Path) -> bool:
-    """Give a patched live model the learned bias table of a folder; False if neither or only the model has one.
+def load_learned(model: Any, folder: Path) -> bool:
+    """Give a patched live model what a folder holds of the patch's own weights; False if it holds none.
 
-    The model was made by a class of transformers, which knows no such weight and left it unread. Raises
-    CtxextError if the folder has a table that the model doesn't, or one of another shape.
+    That is a bias table or norms of queries and keys. The model was made by a class of transformers, which knows
+    no such weights and left them unread. Raises CtxextError if the folder has one that the model doesn't, or one
+    of another shape.
     """
     import torch
     from safetensors import safe_open
 
     from .biases import TABLE
+    from .qk_norm import NORMS
 
-    own = next((p for n, p in model.named_parameters() if n.endswith(f"{TABLE}.table")), None)
+    def name_of(weight: str) -> str | None:
+        return next((weight[weight.index(name) :] for name in (TABLE, NORMS) if f"{name}." in weight), None)
+
+    own = {name_of(name): parameter for name, parameter in model.named_parameters() if name_of(name)}
+    found = False
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in (n for n in file.keys() if n.endswith(f"{TABLE}.table")):  # noqa: SIM118
-                table = file.get_tensor(name)
-                if own is None or own.shape != table.shape:
-                    shape = None if own is None else tuple(own.shape)
-                    raise CtxextError(f"{path} holds a bias table of {tuple(table.shape)}, the model has {shape}")
+            for weight in (w for w in file.keys() if name_of(w)):  # noqa: SIM118
+                name, values = name_of(weight), file.get_tensor(weight)
+                if name not in own or own[name].shape != values.shape:
+                    shape = tuple(own[name].shape) if name in own else None
+                    raise CtxextError(
+                        f"{path} holds {name} of {tuple(values.shape)}, the model has {shape}",
+                        hint="patch it with the method and options that it was trained with",
+                    )
                 with torch.no_grad():
-                    own.copy_(table)
-                return True
-    return False
+                    own[name].copy_(values)
+                found = True
+    return found

@@ -2,7 +2,7 @@
 
 A Schedule may carry, beside its frequencies, one of each: an additive bias by distance (ALiBi, T5), a table
 added to the input embeddings (sinusoids), a rule that maps distances to those seen in training (Self-Extend,
-ReRoPE, dual-chunk attention), and a choice of layers that don't rotate at all.
+ReRoPE, dual-chunk attention), a choice of layers that don't rotate at all, and norms of queries and keys.
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ class Bias:
                 f"T5 needs an even number of buckets and a max_distance above half of it, got {self.buckets} and "
                 f"{self.max_distance}"
             )
+
+
+@dataclass(frozen=True)
+class QueryKeyNorm:
+    """RMS norms of queries and of keys in every layer, with learned weights. epsilon: added to the mean square."""
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self):
+        if not self.epsilon > 0:
+            raise UsageError(f"the epsilon of a norm must be above 0, got {self.epsilon}")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from . import biases, distances
+from . import biases, distances, qk_norm
 from .errors import CtxextError
 from .rope import Schedule
 from .staged_cache import check_contiguous, layer_of, remember, rows_of
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass
 class Layer:
-    """What one attention module runs. owner: the decoder, which holds a learned bias table if there is one."""
+    """What one attention module runs. owner: the decoder, which holds what is learned: a bias table, norms."""
 
     module: nn.Module
     inner: Callable
@@ -154,6 +154,8 @@ def attend(
     call, schedule = layer.call, layer.schedule
     call.reached = True
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if schedule.norms:
+        query, key = getattr(layer.owner, qk_norm.NORMS)(query, key, module.layer_idx)
     queries, keys = call.queries, call.keys(key.shape[2])
     if schedule.temperature:
         length = schedule.rope.trained_length

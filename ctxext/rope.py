@@ -15,10 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from .encodings import Bias, Distances, InputTable, Layers, temperature_at
+from .encodings import Bias, Distances, InputTable, Layers, QueryKeyNorm, temperature_at
 from .errors import UsageError
 
-_KINDS = {"bias": Bias, "table": InputTable, "distances": Distances, "unrotated": Layers}
+_KINDS = {
+    "bias": Bias,
+    "table": InputTable,
+    "distances": Distances,
+    "unrotated": Layers,
+    "norms": QueryKeyNorm,
+}
 EMPTY = {**dict.fromkeys(_KINDS), "temperature": 0.0}
 BEYOND_TABLE = tuple(EMPTY)
 
@@ -118,7 +124,7 @@ class Schedule:
     start_tokens: the first so many positions keep the original angles (n-hat in LongRoPE, eq. 3).
     native: how transformers spells this static schedule in `rope_parameters`, when it has a name for it.
     method, factor, params: how it was made; params hold every option with its value.
-    bias, table, distances: what `encodings` describes; None if the schedule has none.
+    bias, table, distances, norms: what `encodings` describes; None if the schedule has none.
     unrotated: layers that don't rotate; the others do.
     temperature: c; logits of a query beyond the trained length L are multiplied by 1 + c ln(n / L), n being its
         position + 1.
@@ -136,6 +142,7 @@ class Schedule:
     table: InputTable | None = None
     distances: Distances | None = None
     unrotated: Layers | None = None
+    norms: QueryKeyNorm | None = None
     temperature: float = 0.0
 
     def __post_init__(self):
@@ -162,8 +169,8 @@ class Schedule:
 
     @property
     def changes_attention(self) -> bool:
-        """Whether attention itself must know positions: a bias, a temperature, or a rule for distances."""
-        return bool(self.bias or self.distances or self.temperature)
+        """Whether attention itself is another: a bias, a temperature, a rule for distances, norms."""
+        return bool(self.bias or self.distances or self.temperature or self.norms)
 
     @property
     def is_static(self) -> bool:

@@ -60,6 +60,8 @@ def fit(
         raise UsageError("the grid needs at least three temperatures, none negative")
     before = subject.schedule
     trained = before.rope.trained_length
+    # A model that was trained under the method keeps its options, such as norms that it has learned.
+    own = before.params if before.method == method else {}
     if length <= trained:
         raise UsageError(
             f"texts of {length} tokens don't reach beyond the {trained} that the model was trained on"
@@ -67,7 +69,7 @@ def fit(
     measured: dict[float, dict[str, float]] = {}
 
     def loss(c: float) -> float:
-        subject.patch(method, factor, existing="replace", **{**(params or {}), "temperature": c})
+        subject.patch(method, factor, existing="replace", **{**own, **(params or {}), "temperature": c})
         curve = perplexity.prefix_curve(subject.model, documents, [trained, length], description=f"c = {c:.3g}")
         sums = [sum(row["length_nll"][i] for row in curve.documents) for i in (0, 1)]
         tokens = (length - trained) * len(documents)

@@ -23,6 +23,7 @@ METHODS = {
     "sinusoidal": {"scale": 0.5},
     "nope": {"every": 2},
     "drope": {"temperature": 0.3},
+    "drope qk_norm": {"temperature": 0.3, "qk_norm": True},
     "self_extend": {"window": 16, "group": 6},
     "rerope": {"window": 24},
     "rerope leaky": {"window": 24, "step": 8},
@@ -37,11 +38,11 @@ SHAPES = {
 
 
 def patched(method, model=None, **changes):
-    """A two-layer pico model that runs `method` at 4 times its 64 tokens; a T5 table gets random values."""
+    """A two-layer pico model that runs `method` at 4 times its 64 tokens; what is learned gets random values."""
     model = pico_model(num_hidden_layers=2, **changes) if model is None else model
     ctxext.patch(model, method.split()[0], 4, **METHODS[method])
     for name, parameter in model.named_parameters():
-        if "ctxext_bias" in name:
+        if "ctxext_" in name:
             with torch.no_grad():
                 parameter.normal_(generator=torch.Generator().manual_seed(3))
     return model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..encodings import Layers
+from ..encodings import Layers, QueryKeyNorm
 from ..errors import UsageError
 from ..rope import Rope, Schedule, static
 from . import method
@@ -32,10 +32,13 @@ def nope(rope: Rope, factor: float, *, layers: list[int] | None = None, every: i
 
 
 @method(title="DroPE", paper="Gelberg et al. 2025, arXiv:2512.12167", replaces_rope=True)
-def drope(rope: Rope, factor: float, *, temperature: float = 0.0) -> Schedule:
+def drope(rope: Rope, factor: float, *, temperature: float = 0.0, qk_norm: bool = False) -> Schedule:
     """Drop RoPE from a trained model, recalibrate at the original length, sharpen attention beyond it.
 
     f'_i = 0 as in NoPE. Logits of a query whose prefix has n > L tokens are multiplied by 1 + c ln(n / L), c being
     the temperature, fitted on text by `ctxext fit-temperature`. With c = 0 plain transformers runs it.
+    qk_norm adds RMS norms of queries and keys, to be recalibrated with the rest: the authors need them for
+    learning rates of 1e-3 (not for 3e-4), and no plain runtime has them.
     """
-    return replace(static(rope, factor, [0.0] * rope.size), temperature=temperature)
+    norms = QueryKeyNorm() if qk_norm else None
+    return replace(static(rope, factor, [0.0] * rope.size), temperature=temperature, norms=norms)

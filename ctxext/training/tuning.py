@@ -15,6 +15,7 @@ from ctxext.checkpoint import read_config, stored_schedule
 from ctxext.errors import CtxextError, UsageError
 from ctxext.families import require_support
 from ctxext.hf_config import read_rope
+from ctxext.qk_norm import QKNorm
 from ctxext.rope import Schedule
 
 from .recipe import AdapterSpec, Recipe
@@ -100,9 +101,10 @@ def add_lora(model: nn.Module, spec: AdapterSpec) -> nn.Module:
         whole.append(next(name for name, m in model.named_modules() if m is embedding))
     if spec.norms:
         # Full names: PEFT matches by suffix, and "norm" alone would also catch whatever ends so.
-        whole += [name for name, m in model.named_modules() if type(m).__name__.endswith("Norm")]
-    # A learned bias table is small, and of no use untrained.
-    whole += [name for name, m in model.named_modules() if isinstance(m, T5Bias)]
+        norms = {name: m for name, m in model.named_modules() if type(m).__name__.endswith("Norm")}
+        whole += [name for name, m in norms.items() if not isinstance(m, QKNorm)]
+    # What a patch adds is small, and of no use untrained.
+    whole += [name for name, m in model.named_modules() if isinstance(m, T5Bias | QKNorm)]
     targets = spec.targets
     if spec.layers is not None and targets == "all-linear":  # PEFT takes a choice of layers with a list only
         head = model.get_output_embeddings()

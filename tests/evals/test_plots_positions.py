@@ -52,13 +52,33 @@ def test_drope_report(tmp_path):
         "passkey": [{"length": n, "accuracy": 0.5} for n in lengths],
     }
     report = {
-        "rows": {"unpatched": measures, "DroPE": measures},
+        "rows": {"unpatched": measures, "crop control": measures, "DroPE": measures, "DroPE, c = 0.1": measures},
         "loss": {"DroPE": [[2, 6.0], [4, 3.0]]},
         "temperature": {"DroPE": {"curve": [{"temperature": c, "ppl": 20 + c} for c in (0.0, 0.1)]}},
     }
     assert "| DroPE | 25.6 | 51.2 | 102.4 | 204.8 | 50% | 50% | 50% | 50% |" in drope.table(report)
     drope.draw(report, tmp_path / "drope.png")
     assert (tmp_path / "drope.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_are_smoothed_but_not_the_spike():
+    """The first point stays as it is; later ones are means of their neighbours; a constant stays one."""
+    points = [[2 * i + 2, 9.0 if i == 0 else 4.0 + (-1) ** i] for i in range(40)]
+    smooth = drope.smooth(points)
+    assert smooth[0] == (2, 9.0)
+    assert [step for step, _ in smooth] == [step for step, _ in points]
+    assert all(abs(loss - 4) < 0.2 for _, loss in smooth[10:-5])
+    assert drope.smooth([[1, 2.0], [2, 2.0], [3, 2.0]]) == [(1, 2.0), (2, 2.0), (3, 2.0)]
+
+
+def test_every_drope_run_is_a_recipe_that_parses():
+    from pathlib import Path
+
+    from ctxext.training.recipe import load_recipe
+
+    recipes = Path(__file__).parent.parent.parent / "recipes"
+    for name, more in drope.RUNS.values():
+        assert load_recipe(recipes / f"{name}.yaml", more).method.factor == drope.FACTOR
 
 
 def test_smollm2_table_stands_beside_the_stored_rows():

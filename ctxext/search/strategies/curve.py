@@ -56,13 +56,14 @@ def curve(
     fastest: that of the fastest, as a share of the slowest's; between them steps grow evenly.
     population: candidates per generation. margin: standard errors by which a racing candidate must be worse to be
     dropped.
-    With few tokens for many factors the first half goes to CMA-ES over the three numbers of an S.
+    With few tokens for many factors half of them goes to the survey, and CMA-ES begins with the three numbers of
+    an S, in smaller generations.
     """
     import numpy as np
 
     _cma()
-    if sigma <= 0 or fastest <= 0 or population < 2:
-        raise UsageError("strategy 'curve' needs steps above 0 and a population of at least 2")
+    if sigma <= 0 or fastest <= 0 or population < 4:
+        raise UsageError("strategy 'curve' needs steps above 0 and a population of at least 4")
     evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
     evaluator.means(list(problem.seeds.values()))
     limit = min(evaluations * evaluator.full_cost(), evaluator.budget)
@@ -73,20 +74,25 @@ def curve(
     limit -= min(choices, 1) * choice
     few = limit < FEW * size * reading
     descent = _Descent(problem, np.random.RandomState(problem.seed), population, margin)
-    start = descent.survey(spread(min(survey, int(limit / reading / (4 if few else 8))), size))
+    left = (limit - evaluator.tokens) / reading
+    start = descent.survey(spread(max(0, min(survey, int(left / (2 if few else 8)))), size))
     if few:
         half = (evaluator.tokens + limit) / 2
         descent.run(lambda p: s_curve(p, size, top), start, [3 * sigma, sigma * size, 6 * sigma], half)
     if choices == 2:
         choose_start_tokens(evaluator)
     widths = sigma * max(math.log(top), problem.space.step) * np.linspace(fastest, 1, size)
+
+    def from_best(width: float, until: float) -> None:
+        base = np.log(evaluator.best.factors)
+        descent.run(lambda p: np.exp(base + p).tolist(), [0.0] * size, width * widths, until)
+
+    from_best(1.0, (evaluator.tokens + limit) / 2)
     spent = -1
-    # A second time from the best, and again for as long as that finds something to read.
-    for until, width in itertools.chain([((evaluator.tokens + limit) / 2, 1.0)], itertools.repeat((limit, 0.5))):
-        if evaluator.tokens == spent:
-            break
-        spent, base = evaluator.tokens, np.log(evaluator.best.factors)
-        descent.run(lambda p, base=base: np.exp(base + p).tolist(), [0.0] * size, width * widths, until)
+    # It may end before the limit, its steps being tiny. Begun again, it spends nothing if there's nothing left.
+    while evaluator.tokens != spent:
+        spent = evaluator.tokens
+        from_best(0.5, limit)
     if choices:
         choose_start_tokens(evaluator)
 
@@ -121,14 +127,15 @@ class _Descent:
         """
         import numpy as np
 
-        evaluator = self.problem.evaluator
+        evaluator, reading = self.problem.evaluator, max(self.problem.evaluator.sizes)
+        population = min(self.population, max(4, int((limit - evaluator.tokens) / reading / 4)))
+        generation = population * reading
         options: dict[str, Any] = {"verbose": -9, "randn": lambda *shape: self.chance.randn(*shape)}
-        options |= {"seed": math.nan, "CMA_stds": list(widths), "tolx": 0.1 * self.problem.space.step}
         # cma has no problems of one dimension: a second one that nothing depends on.
         more = 2 - min(len(start), 2)
-        options |= {"popsize": self.population, "CMA_stds": [*widths, *[1.0] * more]}
+        options |= {"seed": math.nan, "CMA_stds": [*widths, *[1.0] * more], "popsize": population}
+        options["tolx"] = 0.1 * self.problem.space.step
         search = _cma().CMAEvolutionStrategy([*start, *[0.0] * more], 1.0, options)
-        generation = self.population * max(evaluator.sizes)
         while not search.stop() and evaluator.tokens + generation <= limit:
             points = search.ask()
             search.tell(points, self._read([decode(np.asarray(p[: len(start)])) for p in points]))
