@@ -118,9 +118,9 @@ def ppl(
         document["against"] = perplexity.paired(document, results.read_json(against), seed=seed)
     if not json:
         _print_ppl(document)
+    finish(document, out, json)
     if plot:
         _plot_ppl(document, plot, plots)
-    finish(document, out, json)
 
 
 def _print_ppl(document: dict[str, Any]) -> None:
@@ -224,6 +224,7 @@ def passkey(
     )
     if not json:
         _print_passkey(document)
+    finish(document, out, json)
     if plot:
         label = subject.schedule.method if document["schedule"] else "unpatched"
         panels = {label: result.rows} | (
@@ -231,7 +232,6 @@ def passkey(
         )
         figure = plots_passkey.passkey_heatmap(panels, trained_length=subject.trained_length, title=subject.name)
         plots.save(figure, plot)
-    finish(document, out, json)
 
 
 def _print_passkey(document: dict[str, Any]) -> None:

@@ -25,7 +25,16 @@ Data = Annotated[
 ModelDtype = Annotated[str, typer.Option(help="auto (the checkpoint's own), float32, bfloat16 or float16.")]
 Attention = Annotated[str, typer.Option(help="Attention implementation: sdpa, eager, flash_attention_2 ...")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write the JSON document to this file.")]
-Plot = Annotated[Path | None, typer.Option(help="Draw the result to this PNG or SVG.")]
+
+
+def drawable(path: Path | None) -> Path | None:
+    """A picture's path, refused before anything is measured if nothing can be drawn to it."""
+    from . import plots
+
+    return path if path is None else plots.drawable(path)
+
+
+Plot = Annotated[Path | None, typer.Option(help="Draw the result to this PNG or SVG.", callback=drawable)]
 Crop = Annotated[bool, typer.Option("--crop/--no-crop", help="Measure the crop control too.")]
 Resume = Annotated[
     Path | None, typer.Option(help="JSONL file that keeps finished cells; a stopped run goes on from it.")
