@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +72,49 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {"trained_length": trained, "series": series, "loss": loss, "temperature": temperatures}
 
 
-def table(summary: Mapping[str, Any]) -> str:
-    """Markdown: one row per encoding and rescue."""
+def table(
+    summary: Mapping[str, Any], labels: Mapping[str, str] | None = None, multiples: Sequence[float] | None = None
+) -> str:
+    """Markdown, one row per encoding and rescue: means over seeds, with half of the 95 % interval.
+
+    labels: the series to show and their names; all if None. multiples: of the trained length; all if None.
+    """
     trained = summary["trained_length"]
     lengths = sorted({p["length"] for s in summary["series"].values() for p in s["ppl"]})
-    names = [f"{n / trained:g}x" for n in lengths]
-    later = [n for n in lengths if n >= trained]
-    heads = (
-        [f"ppl {n}" for n in names] + [f"passkey {n / trained:g}x" for n in later] + [f"copy {n}" for n in names]
-    )
+    lengths = [n for n in lengths if multiples is None or n / trained in multiples]
+    asked = {"ppl": lengths, "passkey": [n for n in lengths if n >= trained], "copy": lengths}
+    heads = [
+        f"{f'{measure} ' if n == wanted[0] else ''}{n / trained:g}x"
+        for measure, wanted in asked.items()
+        for n in wanted
+    ]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
-    for label, measures in summary["series"].items():
+    for label, name in (labels or {label: label for label in summary["series"]}).items():
         cells = []
-        for measure, wanted in (("ppl", lengths), ("passkey", later), ("copy", lengths)):
-            by_length = {p["length"]: p["mean"] for p in measures.get(measure, [])}
-            for n in wanted:
-                value = by_length.get(n)
-                text = "" if value is None else f"{value:.1f}" if measure == "ppl" else f"{value:.0%}"
-                cells.append(text if measure != "ppl" or value is None or value < 1000 else f"{value:.0f}")
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+        for measure, wanted in asked.items():
+            points = {p["length"]: p for p in summary["series"][label].get(measure, [])}
+            cells += [_cell(measure, points.get(n)) for n in wanted]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(measure: str, point: Mapping[str, float] | None) -> str:
+    if point is None:
+        return ""
+    half = (point["high"] - point["low"]) / 2 if "low" in point else None
+    if measure == "ppl":
+        digits = 1 if point["mean"] < 1000 else 0
+        return f"{point['mean']:.{digits}f}" + ("" if half is None else f" ±{half:.{digits}f}")
+    return f"{point['mean']:.0%}" if half is None else f"{100 * point['mean']:.0f} ±{100 * half:.0f}%"
+
+
+def docs_tables(summary: Mapping[str, Any]) -> tuple[str, str]:
+    """The two tables of docs/positions.md: the encodings, and the RoPE model as it is rescued."""
+    names = list(summary["series"])
+    own = {n: n for n in names if not n.startswith("RoPE, ")}
+    rescued = {n: f"`{n.removeprefix('RoPE, ')}`" for n in names if n.startswith("RoPE, ")}
+    rescued = {n: shown.strip("`") if shown == "`searched`" else shown for n, shown in rescued.items()}
+    return table(summary, own, (1, 2, 4, 8)), table(summary, rescued, (1.5, 2, 4, 8))
 
 
 def draw(summary: Mapping[str, Any], out: Path) -> None:

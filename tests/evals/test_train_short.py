@@ -106,6 +106,15 @@ def test_summary_table_and_pictures(found, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"encodings.png", "rescued.png", "loss.png"}
 
 
+def test_docs_have_the_tables_of_the_committed_summary():
+    root = Path(__file__).parent.parent.parent
+    summary = json.loads((root / "evals/results/train-short/summary.json").read_text())
+    docs = (root / "docs/positions.md").read_text()
+    for table in plots_train_short.docs_tables(summary):
+        assert table in docs, f"put this into docs/positions.md:\n{table}"
+    assert (root / "evals/results/train-short/table.md").read_text() == plots_train_short.table(summary)
+
+
 def test_interval_is_students_t():
     """Against scipy-free textbook values: 1, 2, 3 has mean 2, s = 1, t(2) = 4.303."""
     got = plots_train_short.interval([1.0, 2.0, 3.0])
