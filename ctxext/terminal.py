@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -40,6 +40,17 @@ def say_error(error: CtxextError) -> None:
     if error.hint:
         console.print("  [bold]fix:[/] ", end="")
         console.print(error.hint, markup=False)
+
+
+def run(main: Callable[..., None]) -> None:
+    """`typer.run` for a module run by `python -m`: the project's errors are told as its command tells them."""
+    import typer
+
+    try:
+        typer.run(main)
+    except CtxextError as error:
+        say_error(error)
+        raise SystemExit(error.exit_code) from None
 
 
 def print_json(data: Any) -> None:

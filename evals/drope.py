@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
-from ctxext.errors import CtxextError
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "DroPE": ("tiny-drope-8x", []),
@@ -221,8 +220,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except CtxextError as error:
-        terminal.say_error(error)
-        raise SystemExit(error.exit_code) from None
+    terminal.run(main)

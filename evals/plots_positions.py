@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxext import encodings, methods
-from ctxext.errors import CtxextError
+from ctxext import encodings, methods, terminal
 from ctxext.rope import Rope, Schedule
 
 from . import plots
@@ -195,7 +194,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except CtxextError as error:
-        raise SystemExit(str(error)) from None
+    terminal.run(main)

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
-from ctxext.errors import CtxextError
 
 from .smollm2 import BUCKET, FACTOR, LENGTHS, _inside, kjv
 
@@ -93,8 +92,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except CtxextError as error:
-        terminal.say_error(error)
-        raise SystemExit(error.exit_code) from None
+    terminal.run(main)

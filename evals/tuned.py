@@ -170,8 +170,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except CtxextError as error:
-        terminal.say_error(error)
-        raise SystemExit(error.exit_code) from None
+    terminal.run(main)
