@@ -15,6 +15,8 @@ import statistics
 import sys
 import time
 
+from random_llama import random_llama
+
 DEPTHS = [i / 10 for i in range(11)]
 TARGET = 0.6
 
@@ -34,21 +36,8 @@ def subject(name: str | None):
 
         loaded = load(name, dtype="float32")
         return loaded.model, loaded.tokenizer, bos_id(loaded.tokenizer)
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=8,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        vocab_size=49152,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval(), Bytes(), None
+    more = {"intermediate_size": 1536, "num_key_value_heads": 3}
+    return random_llama(576, 8, 9, 49152, 8192, **more), Bytes(), None
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ import sys
 import time
 
 import peak_memory
+from random_llama import random_llama
 
 WAYS = ("prefix_curve", "stock loss", "lm-eval")
 MEMORY, CPU, NLL = 30, 0.6, 1e-5
@@ -37,21 +38,10 @@ def tokenizer_of(vocabulary: int):
 def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
     """One pass: {"mib": peak above baseline, "cpu": seconds, "nll": nats per token}."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     from ctxext_evals.perplexity import prefix_curve
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=vocabulary,
-        max_position_embeddings=tokens,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = random_llama(64, 2, 4, vocabulary, tokens)
     ids = [1, *torch.randint(3, vocabulary, (tokens - 1,)).tolist()]
 
     if way == "lm-eval":

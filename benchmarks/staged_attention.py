@@ -21,6 +21,7 @@ import statistics
 import time
 
 import torch
+from random_llama import random_llama
 
 import ctxext
 
@@ -28,20 +29,8 @@ TRAINED, FACTOR, STAGE = 2048, 8, 256
 
 
 def model(dtype: torch.dtype):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        vocab_size=4096,
-        max_position_embeddings=TRAINED,
-    )
-    return LlamaForCausalLM(config).to(dtype).eval()
+    more = {"intermediate_size": 704, "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": False}
+    return random_llama(256, 4, 8, 4096, TRAINED, **more).to(dtype)
 
 
 def filled(net, length: int):

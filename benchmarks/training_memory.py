@@ -18,6 +18,7 @@ import tempfile
 import time
 
 import peak_memory
+from random_llama import random_llama
 
 WAYS = ("chunked", "stock")
 STEPS = 2
@@ -26,24 +27,14 @@ STEPS = 2
 def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, float]:
     """Two steps: {"mib": peak above baseline, "cpu": seconds, "wall": seconds, "loss": of the last step}."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     from ctxext.training import loss
     from ctxext.training.items import collate
     from ctxext.training.recipe import AdapterSpec
     from ctxext.training.tuning import add_lora
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        vocab_size=vocabulary,
-        max_position_embeddings=tokens,
-        tie_word_embeddings=True,
-    )
-    model = add_lora(LlamaForCausalLM(config), AdapterSpec()).train()
+    model = add_lora(random_llama(256, 2, 4, vocabulary, tokens), AdapterSpec()).train()
     if way == "chunked":
         loss.bind(model, chunk)
     rows = [torch.randint(3, vocabulary, (tokens,)).tolist() for _ in range(STEPS)]
