@@ -81,6 +81,18 @@ def test_every_drope_run_is_a_recipe_that_parses():
         assert load_recipe(recipes / f"{name}.yaml", more).method.factor == drope.FACTOR
 
 
+def test_docs_have_the_table_of_the_committed_results():
+    from pathlib import Path
+
+    from ctxext_evals import results
+
+    root = Path(__file__).parent.parent.parent
+    names = (*smollm2_positions.REPLACED, *smollm2_positions.REGROUPED)
+    found = {n: results.read_json(root / f"evals/results/smollm2/positions/{n}.json") for n in names}
+    table = smollm2_positions.tables(found, results.read_json(smollm2_positions.STORED)["ppl"])
+    assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
+
+
 def test_smollm2_table_stands_beside_the_stored_rows():
     from ctxext_evals import results
 
