@@ -168,6 +168,11 @@ class Schedule:
         return tuple(name for name in BEYOND_TABLE if getattr(self, name))
 
     @property
+    def beyond_any_table(self) -> tuple[str, ...]:
+        """Those of them that no frequency table comes near either: all but a temperature."""
+        return tuple(name for name in self.beyond_table if name != "temperature")
+
+    @property
     def changes_attention(self) -> bool:
         """Whether attention itself is another: a bias, a temperature, a rule for distances, norms."""
         return bool(self.bias or self.distances or self.temperature or self.norms)
@@ -187,10 +192,9 @@ class Schedule:
         It reads short text worse than this schedule does, and has no start tokens. A temperature by position
         becomes that of the furthest one. Raises UsageError where no frequency table comes near.
         """
-        lost = [name for name in self.beyond_table if name != "temperature"]
-        if lost:
+        if self.beyond_any_table:
             raise UsageError(
-                f"no frequency table comes near {self.method}: {', '.join(lost)}",
+                f"no frequency table comes near {self.method}: {', '.join(self.beyond_any_table)}",
                 hint="leave out --fallback static, and load the folder with ctxext.load",
             )
         # cos and sin are on queries and keys, so their scale acts squared.

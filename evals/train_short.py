@@ -32,7 +32,7 @@ from .length_tests import LengthTests
 MULTIPLES = (0.5, 1, 1.5, 2, 4, 8)
 RESCUES = ("pi", "ntk", "yarn", "searched", "dynamic_ntk", "dynamic_yarn", "self_extend", "rerope", "dual_chunk")
 """Methods, and `searched`: factors of `ctxext search` on the text of training."""
-SEARCH: dict[str, Any] = {"documents": 3}
+SEARCH: dict[str, Any] = {"documents": 3, "evaluations": 120}
 """Options of that search."""
 
 

@@ -52,9 +52,10 @@ def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRo
     if not schedule.is_static and fallback == "static":
         schedule = schedule.static_approximation()
     if not schedule.is_static:
+        static = "--fallback static writes the last stage, as good on long text and worse on short"
         raise CtxextError(
             f"llama.cpp can't run {schedule.method}: it is more than one frequency table, all that a GGUF says",
-            hint="--fallback static writes the last stage, as good on long text and worse on short",
+            hint="load the folder with ctxext.load" if schedule.beyond_any_table else static,
         )
     if arch not in READS_TABLE:
         raise CtxextError(

@@ -164,7 +164,7 @@ RULES = (
         "llama.cpp (ctxext export)",
         "staged",
         "refused",
-        "a GGUF says one table; --fallback static writes the last stage",
+        "a GGUF says one table; --fallback static writes the last stage, if one comes near",
         "run",
     ),
     _rule(

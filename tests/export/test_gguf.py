@@ -263,6 +263,9 @@ def test_patch_errors(folders, tmp_path, monkeypatch, capsys):
         patch_gguf(source, tmp_path / "z.gguf", method="yarn", factor=2, beta_fsat=1)
     with pytest.raises(CtxextError, match="is more than one frequency table"):
         patch_gguf(source, tmp_path / "z.gguf", method="dynamic_pi", factor=2)
+    with pytest.raises(CtxextError, match="is more than one frequency table") as error:
+        patch_gguf(source, tmp_path / "z.gguf", method="alibi", factor=2)
+    assert "fallback" not in error.value.hint
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(source.read_bytes()[:3000])
     with pytest.raises(CtxextError, match="isn't a whole GGUF"):
