@@ -192,6 +192,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         ticks = [t for t in (15, 20, 30, 40, 60, 80, 120, 200) if t < 1.1 * top]
         ppl.set_yticks(ticks, [str(t) for t in ticks])
         ppl.minorticks_off()
+        ppl.set_ylim(15, 2.6 * top)  # room for the legend
         ppl.set(xlabel="length, tokens", ylabel="perplexity of the last 256", title="Perplexity by length")
         ppl.legend(fontsize=8)
         for label, found in report["temperature"].items():

@@ -69,7 +69,14 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                         point = {k: math.exp(v) if k != "seeds" else v for k, v in point.items()}
                     points.append({"length": row["length"], **point})
                 series[shown][measure] = points
-    return {"trained_length": trained, "series": series, "loss": loss, "temperature": temperatures}
+    environment = runs[0].get("environment", {})
+    return {
+        "trained_length": trained,
+        "series": series,
+        "loss": loss,
+        "temperature": temperatures,
+        "environment": environment,
+    }
 
 
 def table(
@@ -166,7 +173,8 @@ def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
                 beyond = [(x, worst) for x, p in zip(places, points, strict=True) if p["mean"] > worst]
                 if measure == "ppl" and beyond:
                     panel.plot(*zip(*beyond, strict=True), "^", ms=8, color=colour, clip_on=False, zorder=5)
-                if all("low" in p for p in points):
+                # The bands of more series than that hide each other; the table has them all.
+                if len(series) <= 7 and all("low" in p for p in points):
                     top = worst if measure == "ppl" else 1.0
                     low = [min(max(p["low"], 0), top) for p in points]
                     high = [min(p["high"], top) for p in points]

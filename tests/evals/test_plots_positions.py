@@ -93,6 +93,16 @@ def test_docs_have_the_table_of_the_committed_results():
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
 
+def test_docs_have_the_table_of_the_committed_drope_report():
+    from pathlib import Path
+
+    from ctxext_evals import results
+
+    root = Path(__file__).parent.parent.parent
+    table = drope.table(results.read_json(root / "evals/results/drope/report.json"))
+    assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
+
+
 def test_smollm2_table_stands_beside_the_stored_rows():
     from ctxext_evals import results
 
