@@ -120,7 +120,7 @@ def nope(theta, d, length, s, **options):
 
 
 def as_trained(theta, d, length, s, **options):
-    """Rotation as it was; other distances are given to it (test_encodings.py)."""
+    """Rotation as it was; other distances are given to it (test_encoding_distances.py)."""
     return base(theta, d), mpf(1)
 
 

@@ -1,0 +1,99 @@
+"""Encodings as plain data: through JSON and back, and which values, combinations and models are refused."""
+
+import copy
+import json
+
+import pytest
+import torch
+from conftest import logits, pico_model
+
+import ctxext
+from ctxext import methods
+from ctxext.encodings import Bias, Distances, InputTable, Layers
+from ctxext.errors import CtxextError, UsageError
+from ctxext.rope import Rope, Schedule
+
+ROPE = Rope(1e4, 32, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("alibi", {}),
+        ("t5_bias", {"buckets": 16, "max_distance": 77, "start": "alibi"}),
+        ("sinusoidal", {"base": 12345.678, "scale": 0.1}),
+        ("nope", {"layers": [5, 1, 1]}),
+        ("nope", {"every": 4}),
+        ("drope", {"temperature": 0.1}),
+        ("self_extend", {"window": 10}),
+        ("rerope", {"step": 8.5, "window": 5}),
+        ("dual_chunk", {"chunk": 30}),
+    ],
+)
+def test_json_round_trip(name, options):
+    schedule = methods.schedule(ROPE, name, 4, **options)
+    assert Schedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
+    assert not schedule.is_static
+    assert schedule.table_alone().is_static
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Bias("rotary"), "is not one of alibi, t5"),
+        (lambda: Bias("t5", buckets=31), "even number of buckets"),
+        (lambda: Bias("t5", buckets=32, max_distance=16), "max_distance above half"),
+        (lambda: InputTable(base=1.0), "greater than 1"),
+        (lambda: Distances("grouped", 10, 1.5), "whole number"),
+        (lambda: Layers(), "which layers"),
+        (lambda: Layers((1,), 4), "which layers"),
+        (lambda: Layers((3,)).of(3), "no layer 3"),
+        (lambda: Layers(every=4).of(3), "has no layer 4"),
+        (lambda: methods.schedule(ROPE, "nope", 2, every=0), "at least 1"),
+        (lambda: methods.schedule(ROPE, "drope", 2, temperature=-1), "must not be negative"),
+        (
+            lambda: methods.schedule(ROPE, "self_extend", 4, window=16, group=2),
+            "smaller window, or a larger group",
+        ),
+        (lambda: methods.schedule(ROPE, "self_extend", 4, window=64), "leaves nothing"),
+        (lambda: methods.schedule(ROPE, "rerope", 2, window=64), "never seen in training"),
+        (lambda: methods.schedule(ROPE, "dual_chunk", 2, chunk=60, window=20), "distances up to 79"),
+        (lambda: methods.schedule(ROPE, "t5_bias", 2, start="high"), "is not one of zero, alibi"),
+    ],
+)
+def test_bad_values(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_what_does_not_combine():
+    from dataclasses import replace
+
+    staged = methods.schedule(ROPE, "dynamic_ntk", 4)
+    with pytest.raises(UsageError, match="bias can't be combined with stages"):
+        replace(staged, bias=Bias("alibi"))
+    with pytest.raises(UsageError, match="distances can't be combined with layers"):
+        replace(methods.schedule(ROPE, "self_extend", 4), unrotated=Layers(every=2))
+
+
+def test_families_without_attention_functions_are_refused(tokens):
+    model = pico_model("falcon", num_kv_heads=4, new_decoder_architecture=True)
+    before = logits(model, tokens)
+    with pytest.raises(CtxextError, match="computes attention itself"):
+        ctxext.patch(model, "alibi", 4)
+    assert torch.equal(logits(model, tokens), before)
+    # Layers that don't rotate and sinusoids need no attention function.
+    for method, options in (("nope", {"every": 2}), ("sinusoidal", {})):
+        ctxext.patch(model, method, 4, **options)
+        assert (logits(model, tokens) - before).abs().max() > 1e-3
+    ctxext.unpatch(model)
+    assert torch.equal(logits(model, tokens), before)
+
+
+def test_other_instances_are_untouched(tokens):
+    one, other = pico_model(), pico_model()
+    before = logits(other, tokens)
+    ctxext.patch(one, "alibi", 4)
+    assert torch.equal(logits(other, tokens), before)
+    assert torch.equal(logits(copy.deepcopy(other), tokens), before)
+    assert one.config._attn_implementation == other.config._attn_implementation == "sdpa"
