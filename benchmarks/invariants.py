@@ -2,8 +2,8 @@
 
     python benchmarks/invariants.py [--encodings] [-o FILE]      prints Markdown
 
-Runs the rows of tests/test_staged.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed); with
---encodings on the methods of tests/test_position_invariants.py, with 2 layers as there.
+Runs the rows of tests/feeding.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed); with
+--encodings on the methods of tests/encoded_models.py, with 2 layers as there.
 """
 
 import argparse
@@ -15,9 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import torch
 import transformers
-from test_position_invariants import METHODS as ENCODINGS
-from test_position_invariants import patched
-from test_staged import METHODS, ROWS, differences, staged, stock
+from encoded_models import METHODS as ENCODINGS
+from encoded_models import patched
+from feeding import ROWS, differences
+from staged_models import METHODS, staged, stock
 
 COLUMNS = {
     **{f"{name}": (lambda name=name: staged(method=name)) for name in METHODS},

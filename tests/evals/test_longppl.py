@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_passkey import ByteTokenizer, byte_bpe, random_llama
+from stand_ins import ByteTokenizer, byte_bpe, random_llama
 from torch.nn import functional as F
 from transformers import MistralConfig, MistralForCausalLM
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from test_passkey import ByteTokenizer, Oracle, byte_bpe, random_llama
+from stand_ins import ByteTokenizer, Oracle, byte_bpe, random_llama
 
 from ctxext.errors import UsageError
 from ctxext_evals.models import load

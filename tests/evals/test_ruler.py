@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from test_passkey import TOKENIZERS, ByteTokenizer, random_llama
+from stand_ins import TOKENIZERS, ByteTokenizer, random_llama
 from torch import nn
 
 from ctxext.errors import UsageError
