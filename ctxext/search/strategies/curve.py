@@ -174,17 +174,17 @@ def s_curve(point: Sequence[float], size: int, top: float) -> list[float]:
 
 
 def spread(count: int, size: int) -> list[list[float]]:
-    """`count` points of `s_curve`, spread evenly: heights 0.6 to 1, centres everywhere, widths 0.01 to 0.3 of all.
+    """`count` points of `s_curve`, spread over heights 0.6 to 1, centres everywhere, widths 0.01 to 0.3 of all.
 
-    A Sobol sequence, without its first point, which is a corner: the same points every time.
+    An additive recurrence as by Roberts (2018): the same points every time, spread evenly however many there are.
     """
-    from torch.quasirandom import SobolEngine
-
-    engine = SobolEngine(3).fast_forward(1)
-    return [
-        [0.6 + 0.4 * v, size * u, math.log(size * 0.01) + w * math.log(30)]
-        for u, v, w in engine.draw(count).tolist()
-    ]
+    # The root of x^4 = x + 1, his choice for three numbers.
+    root = 1.2207440846057596
+    found = []
+    for n in range(1, count + 1):
+        u, v, w = ((0.5 + n / root**k) % 1 for k in (1, 2, 3))
+        found.append([0.6 + 0.4 * v, size * u, math.log(size * 0.01) + w * math.log(30)])
+    return found
 
 
 def fit_s_curve(factors: Sequence[float], top: float) -> list[float]:
