@@ -198,7 +198,18 @@ class _Search:
     def _final(self, long: Candidate, short: Evaluator | None) -> Schedule:
         if self.options.short == "none":
             return self._long_schedule(long)
-        return self._both(long, short.best.factors if short else [1.0] * self.subject.rope.size)
+        return self._both(long, self._kept(long, short) if short else [1.0] * self.subject.rope.size)
+
+    def _kept(self, long: Candidate, short: Evaluator) -> Sequence[float]:
+        """The short factors that were found, unless one that the search began with reads held-out text better.
+
+        Short documents hold few tokens, so a search can fit itself to them.
+        """
+        tried = [short.best, *self._short_seeds(self._short_space(long)).values()]
+        if not self.held_out_short:
+            return short.best.factors
+        losses = [self._perplexity(self._both(long, c.factors), self.held_out_short) for c in tried]
+        return tried[losses.index(min(losses))].factors
 
     def _report(self, final: Schedule, long: Evaluator, short: Evaluator | None) -> dict[str, Any]:
         """What was found, beside PI, NTK, YaRN and the model as it was, on documents that the search never saw."""
