@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import biases, methods, positioned, qk_norm
+from . import biases, learned, methods, positioned, qk_norm
 from .attention import attention_modules, wrap
 from .encodings import sinusoid_frequencies
 from .errors import CtxextError, warn
@@ -31,8 +31,6 @@ class _MISSING:
 
 
 _STATE = "_ctxext"
-_LEARNED = "_ctxext_learned"
-"""What was learned under an earlier patch: it is there again when the model is patched the same way again."""
 
 
 @dataclass
@@ -190,11 +188,11 @@ def _beyond_table(owner: nn.Module, original: nn.Module, schedule: Schedule, sta
             layout = find_layout(rotating[0], rebuild(original, config, unpatched(schedule.rope)))
         if schedule.bias and schedule.bias.kind == "t5":
             table = biases.T5Bias(schedule.bias, config.num_attention_heads)
-            _add_learned(owner, biases.TABLE, schedule.bias, table)
+            learned.add(owner, biases.TABLE, schedule.bias, table)
         if schedule.norms:
             sizes = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
             norms = qk_norm.QKNorm(schedule.norms, *sizes, head_dim(config.to_dict()))
-            _add_learned(owner, qk_norm.NORMS, schedule.norms, norms)
+            learned.add(owner, qk_norm.NORMS, schedule.norms, norms)
         for module in rotating if schedule.distances else attention_modules(owner, unrotated=True):
             _keep_forward(module, state)
             state.views[module] = module.config if hasattr(module, "config") else _MISSING
@@ -210,17 +208,6 @@ def _beyond_table(owner: nn.Module, original: nn.Module, schedule: Schedule, sta
         frequencies = tuple(sinusoid_frequencies(config.hidden_size, schedule.table.base))
         _keep_forward(first, state)
         first.forward = functools.partial(positioned.add_table, first.forward, frequencies, schedule.table.scale)
-
-
-def _add_learned(owner: nn.Module, name: str, spec: Any, made: nn.Module) -> None:
-    """Give the decoder a module with learned weights: the one that it had under the same `spec`, or a new one.
-
-    A list hides it from the decoder's own modules while it isn't in use.
-    """
-    kept = owner.__dict__.setdefault(_LEARNED, {})
-    if name not in kept or kept[name][0] != spec:
-        kept[name] = (spec, [made])
-    owner.add_module(name, kept[name][1][0].to(owner.get_input_embeddings().weight.device))
 
 
 def _decoder_layers(owner: nn.Module, attention: nn.Module) -> nn.ModuleList:
@@ -254,10 +241,7 @@ def _restore(owner: nn.Module, state: _Patch) -> None:
     for module, view in state.views.items():
         if view is not _MISSING:
             module.config = view
-    for name, (_, module) in getattr(owner, _LEARNED, {}).items():
-        if hasattr(owner, name):
-            module[0] = getattr(owner, name)
-            delattr(owner, name)
+    learned.put_aside(owner)
     delattr(owner, _STATE)
 
 
