@@ -59,7 +59,8 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         self.rope, self.factor, self.folder = read_schedule(read_config(source)).rope, factor, folder
         length = round(self.rope.trained_length * factor)
-        cut = documents.cut(texts, AutoTokenizer.from_pretrained(source), length, sum(counts))
+        self.tokenizer = AutoTokenizer.from_pretrained(source)
+        cut = documents.cut(texts, self.tokenizer, length, sum(counts))
         turn = counts[0] * fold
         self.cut, self.fold = [*cut[turn:], *cut[:turn]], fold
         self.mine, self.others = documents.plain(self.cut[: counts[0]]), documents.plain(self.cut[counts[0] :])

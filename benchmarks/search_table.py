@@ -77,6 +77,15 @@ def search_short(bench: Bench, run: dict) -> tuple[list[float], int]:
     return list(evaluator.best.factors), evaluator.tokens
 
 
+def search_needles(bench: Bench) -> dict:
+    """What `curve` finds on keys hidden in the same documents, one in each, instead of on their text."""
+    needles = documents.needles([list(d.ids) for d in bench.mine], bench.tokenizer, 0)
+    evaluator = bench.evaluator("curve-needles", needles)
+    get("curve")(Problem(bench.space, bench.seeds, evaluator, random.Random("0/long"), 0))
+    best = evaluator.best
+    return {"factors": list(best.factors), "start_tokens": best.start_tokens, "loss": evaluator.best_loss}
+
+
 def mean(bench: Bench, schedule, length: int | None = None) -> float:
     """Perplexity of all tokens of the held-out documents, or of their beginnings."""
     texts = documents.plain(list(d.ids)[:length] for d in bench.others)
@@ -197,10 +206,12 @@ def main() -> None:
         run = found_by(runs, "curve")
         short, tokens = search_short(bench, run)
         bare = {**options(run), "start_tokens": 0}
+        needles = search_needles(bench)
         variants = [UNPATCHED, *(Variant(name, name, factor) for name in ("pi", "ntk", "yarn", "dynamic_yarn"))]
         variants += [
             Variant("searched by evolution", "longrope", factor, options(found_by(runs, "evolution"))),
             Variant("searched", "longrope", factor, options(run)),
+            Variant("searched with needles", "longrope", factor, options(needles)),
             Variant("searched, without start tokens", "longrope", factor, bare),
             Variant("searched, short factors too", "longrope", factor, options(run, short_factor=short)),
         ]
@@ -212,6 +223,7 @@ def main() -> None:
             "start_tokens": start_token_ablation(bench, run),
             "short": short_ablation(bench, run, short),
             "short_factor": short,
+            "needles": needles,
             "fidelity": fidelity(bench),
             "short_tokens": tokens,
         }
