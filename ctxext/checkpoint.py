@@ -13,7 +13,7 @@ from . import methods
 from .card import model_card
 from .errors import CtxextError, warn
 from .families import require_support
-from .folder import WEIGHTS, check_weights, link_or_copy, model_files, replacing
+from .folder import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, replacing
 from .hf_config import read_block, read_rope, sliding_window, write_config
 from .messages import window_message
 from .resolve import display_name, resolve
@@ -79,12 +79,17 @@ def plan(
     require_support(config, trust_remote_code=trust_remote_code)
     rope = read_rope(config, trained_length=trained_length, existing=existing)
     schedule = methods.schedule(rope, method, factor, **params)
-    new = write_config(config, schedule, fallback=fallback, target=target)
+    return folder, schedule, patched_config(config, schedule, fallback=fallback, target=target)
+
+
+def patched_config(config: Mapping[str, Any], schedule: Schedule, **options: Any) -> dict[str, Any]:
+    """config.json for `schedule`, without a window that would hide what it reaches. options: of `write_config`."""
+    new = write_config(config, schedule, **options)
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
         warn(window_message(window, schedule.max_length))
         new["sliding_window"] = None
-    return folder, schedule, new
+    return new
 
 
 def patch_checkpoint(
@@ -111,8 +116,29 @@ def patch_checkpoint(
     """
     folder, schedule, config = plan(src, method, factor, **options)
     target = Path(out) if out is not None else default_out(src, method, factor)
+    return write_patched(folder, target, schedule, config, name=display_name(src), force=force, link=link)
+
+
+def check_target(folder: Path, target: Path, force: bool) -> None:
+    """Raise CtxextError if a patched copy of `folder` can't become `target`, before any work is done for it."""
+    target = Path(os.path.abspath(target.expanduser()))
     if target.exists() and folder.resolve().is_relative_to(target.resolve()):
         raise CtxextError(f"{target} is, or holds, the model to patch", hint="write to another folder with -o")
+    check_overwrite(target, force)
+
+
+def write_patched(
+    folder: Path,
+    target: Path,
+    schedule: Schedule,
+    config: Mapping[str, Any],
+    *,
+    name: str,
+    force: bool = False,
+    link: bool = True,
+) -> Patched:
+    """The writing part of `patch_checkpoint`: `folder` with a schedule and its config.json. name: for the card."""
+    check_target(folder, target, force)
     check_weights(folder)
     written = {
         "config.json": config,
@@ -122,19 +148,19 @@ def patch_checkpoint(
     with replacing(target, force=force) as temporary:
         for relative in model_files(folder):
             # The source's own card describes the source; it stays readable under another name.
-            name = Path("README.base.md") if str(relative) == "README.md" else relative
+            renamed = Path("README.base.md") if str(relative) == "README.md" else relative
             if str(relative) in written:
                 continue
             size = (folder / relative).stat().st_size
-            if link_or_copy(folder / relative, temporary / name, link=link and relative.suffix in WEIGHTS):
+            if link_or_copy(folder / relative, temporary / renamed, link=link and relative.suffix in WEIGHTS):
                 linked += size
             else:
                 copied += size
-        for name, data in written.items():
+        for file, data in written.items():
             if data is not None:
-                (temporary / name).write_text(json.dumps(data, indent=2) + "\n")
-        (temporary / "README.md").write_text(model_card(display_name(src), schedule, config))
-    return Patched(target, schedule, config, linked, copied)
+                (temporary / file).write_text(json.dumps(data, indent=2) + "\n")
+        (temporary / "README.md").write_text(model_card(name, schedule, config))
+    return Patched(target, schedule, dict(config), linked, copied)
 
 
 def longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:

@@ -84,8 +84,7 @@ def replacing(out: Path, *, force: bool) -> Iterator[Path]:
     """
     out = Path(os.path.abspath(out.expanduser()))
     _clear_leftovers(out)
-    if out.exists():
-        _check_overwrite(out, force)
+    check_overwrite(out, force)
     temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -128,7 +127,10 @@ def replacing_file(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def _check_overwrite(out: Path, force: bool) -> None:
+def check_overwrite(out: Path, force: bool) -> None:
+    """Raise CtxextError unless `out` is free, an empty folder, or with `force` a model folder to be replaced."""
+    if not out.exists():
+        return
     if not out.is_dir():
         raise CtxextError(f"{out} exists and is a file", hint="choose another folder with -o")
     empty = not any(out.iterdir())

@@ -100,7 +100,7 @@ def read_schedule(config: Mapping[str, Any], trained_length: int | None = None) 
     length = config.get("max_position_embeddings") or config.get("n_positions")
     kind = found["rope_type"]
     original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
-    base_length = trained_length or (original if kind in ("yarn", "longrope", "llama3") and original else length)
+    base_length = trained_length or (original if kind != "default" and original else length)
     if not base_length:
         raise CtxextError(
             "config.json has no max_position_embeddings", hint="say how long it was trained: --trained-length"

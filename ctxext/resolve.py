@@ -93,6 +93,10 @@ def _dequantised(gguf: Path, dtype: str) -> Path:
         try:
             _convert(gguf, temporary, dtype)
             os.replace(temporary, out)
+        except OSError:
+            # Another process has converted the same file meanwhile.
+            if not (out / "config.json").is_file():
+                raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return out

@@ -24,13 +24,14 @@ def longrope(
     short_factor: list[float] | None = None,
     start_tokens: int = 0,
     attention_factor: float | None = None,
+    short_attention_factor: float = 1.0,
 ) -> Schedule:
     """Divide each frequency by a factor of its own, usually found by search.
 
     f'_i = f_i / long_factor_i; the first start_tokens positions keep the original angles. cos and sin
     are multiplied by attention_factor, by default sqrt(1 + ln s / ln L). With a short_factor list queries
-    within the trained length use that instead (all ones: the model as it was): two stages by the query's
-    position, where transformers and servers switch by the length of the call.
+    within the trained length use that instead, with short_attention_factor (all ones: the model as it was): two
+    stages by the query's position, where transformers and servers switch by the length of the call.
     """
     _check_factors(rope, "long_factor", long_factor)
     if attention_factor is None:
@@ -41,7 +42,7 @@ def longrope(
         return long
     _check_factors(rope, "short_factor", short_factor)
     # Short text keeps the logits scale that it was trained with; the sharpening is for the long stage.
-    short = static(rope, factor, [1 / f for f in short_factor])
+    short = static(rope, factor, [1 / f for f in short_factor], attention_scale=short_attention_factor)
     stages = (short.stages[0], replace(long.stages[0], start=rope.trained_length))
     return replace(long, stages=stages)
 

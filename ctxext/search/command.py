@@ -66,7 +66,11 @@ def search(
     attention: Annotated[str, typer.Option(help="attn_implementation of transformers.")] = "sdpa",
     trained_length: TrainedLength = None,
     existing: Annotated[
-        str, typer.Option(help="If the model is scaled already: extend (start from that too) or replace.")
+        str,
+        typer.Option(
+            help="If the model is scaled already: extend (start from that too; --factor counts from the "
+            "original length all the same) or replace."
+        ),
     ] = "extend",
     fallback: Annotated[
         str,
@@ -161,7 +165,9 @@ def _print(report: Mapping[str, Any]) -> None:
         [(r["schedule"], f"{r['long']:.3f}", f"{r['short']:.3f}") for r in report["rows"]],
     )
     spent = f"{report['full_evaluations']:.0f} full evaluations, {report['tokens']:,} model tokens"
-    terminal.say(f"{settings['strategy']}: {spent}; short text costs {report['short_change']:+.2%} in perplexity")
+    before = report["rows"][0]["schedule"]
+    cost = f"{report['short_change']:+.2%} in perplexity, beside the model {before}"
+    terminal.say(f"{settings['strategy']}: {spent}; short text costs {cost}")
     if without:
         terminal.say(without)
     terminal.say(f"wrote [bold]{report['out']}[/], log and pictures in its search/")

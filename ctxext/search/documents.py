@@ -41,15 +41,18 @@ def cut(texts: Iterable[str], tokenizer: Any, length: int, count: int) -> list[l
     """`count` stretches of exactly `length` tokens: the starts of texts, then second stretches of long ones, ...
 
     The tokenizer's own beginning (BOS, if it adds one) is in front of each and counts. Nothing is shortened to
-    fit. Raises CtxextError if the texts don't hold as much.
+    fit. A text that comes twice is used once, or what is held out might be what was searched on. Raises
+    CtxextError if the texts don't hold as much.
     """
     start = list(tokenizer("", add_special_tokens=True)["input_ids"][:1])
     start = start if start == [tokenizer.bos_token_id] else []
     size, encoded, longest = length - len(start), [], 0
     for text in texts:
         ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        if text.strip() and not ids:
+            raise CtxextError("the model's tokenizer makes no tokens of text", hint="does its folder lack files?")
         longest = max(longest, len(ids))
-        if len(ids) >= size:
+        if len(ids) >= size and ids not in encoded:
             encoded.append(ids)
         if len(encoded) >= count:
             break
@@ -65,9 +68,22 @@ def cut(texts: Iterable[str], tokenizer: Any, length: int, count: int) -> list[l
         raise CtxextError(
             f"the data holds {len(found)} documents of {length} tokens, {count} are needed (to search on and to "
             f"check with); its longest text has {longest} tokens",
-            hint="give more or longer texts with --data, or lower --documents and --held-out",
+            hint="give more or longer texts with --data (one that comes twice counts once), or lower --documents "
+            "and --held-out",
         )
     return found
+
+
+def tails(stretches: Iterable[Sequence[int]], tokenizer: Any, length: int) -> list[list[int]]:
+    """What follows the first `length` tokens of each stretch, up to as many, behind the tokenizer's beginning.
+
+    Empty if that is less than half of `length`.
+    """
+    found = []
+    for ids in stretches:
+        start = list(ids[:1]) if ids[0] == tokenizer.bos_token_id else []
+        found.append([*start, *ids[length : 2 * length - len(start)]])
+    return found if found and 2 * len(found[0]) >= length else []
 
 
 def plain(stretches: Iterable[Sequence[int]]) -> list[Document]:

@@ -18,10 +18,20 @@ from ctxext.errors import CtxextError, UsageError
 
 
 class Log:
-    """Lines to replay, then lines to write. path: None keeps nothing."""
+    """Lines to replay, then lines to write. path: None keeps nothing.
 
-    def __init__(self, path: Path | None, records: list[dict[str, Any]] | None = None):
+    header: the first line, if it isn't written yet. It is with the first evaluation, so that a search that can't
+    begin leaves nothing.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        records: list[dict[str, Any]] | None = None,
+        header: Mapping[str, Any] | None = None,
+    ):
         self.path = path
+        self.header = header
         self._old = records or []
         self._next = 0
 
@@ -38,9 +48,7 @@ class Log:
                     f"{path} is the log of a search that didn't end",
                     hint="add --resume to go on with it, or delete it",
                 )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _append(path, {"settings": settings})
-            return cls(path)
+            return cls(path, header={"settings": settings})
         if not path.is_file():
             raise UsageError(f"there is no search to go on with: no {path}", hint="leave out --resume")
         lines = _whole_lines(path)
@@ -78,8 +86,13 @@ class Log:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one line; after a kill it is there whole or not at all."""
-        if self.path is not None:
-            _append(self.path, record)
+        if self.path is None:
+            return
+        if self.header is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _append(self.path, self.header)
+            self.header = None
+        _append(self.path, record)
 
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,8 @@ from ctxext.checkpoint import read_config
 from ctxext.errors import CtxextError, UsageError
 from ctxext.families import require_support
 from ctxext.hf_config import read_rope, read_schedule
-from ctxext.resolve import resolve
-from ctxext.rope import Rope, Schedule, unpatched
+from ctxext.resolve import DTYPES, resolve
+from ctxext.rope import Rope, Schedule
 
 from . import documents as texts
 from . import strategies
@@ -68,6 +69,7 @@ class Options:
             "existing": ("extend", "replace"),
             "fallback": ("static", "refuse"),
         }
+        choices["dtype"] = ("auto", *DTYPES)
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
@@ -77,36 +79,69 @@ class Options:
             raise UsageError("a search needs at least one document, and not fewer than none to check with")
         if self.evaluations is not None and self.evaluations < 1:
             raise UsageError(f"evaluations must be at least 1, not {self.evaluations}")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"the seed must lie in 0..{2**32 - 1}, not {self.seed}")
+        if not 0 < self.upper < math.inf:
+            raise UsageError(f"the largest factor must be a share above 0 of --factor, not {self.upper}")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model's folder, its original rope, and the schedule that it runs already, if any."""
+    """The model's folder, its original rope, the schedule to go on from, if any, and what it runs as it stands.
+
+    as_it_is: None if that is to be replaced and no schedule can say it.
+    """
 
     folder: Path
     rope: Rope
     previous: Schedule | None
-
-    @property
-    def as_it_is(self) -> Schedule:
-        return self.previous or unpatched(self.rope)
+    as_it_is: Schedule | None
 
 
 def read_subject(options: Options) -> Subject:
-    """Raises CtxextError for a model that can't be patched."""
+    """Raises CtxextError for a model that can't be patched, or not gone on with at this factor."""
     folder = resolve(options.model, dtype="bfloat16" if options.dtype == "auto" else options.dtype)
     if (folder / "adapter_config.json").is_file():
         raise CtxextError(f"{folder} is an adapter", hint="merge it first: ctxext merge")
     config = read_config(folder)
     require_support(config)
     if options.existing == "replace":
-        return Subject(folder, read_rope(config, trained_length=options.trained_length, existing="replace"), None)
+        rope = read_rope(config, trained_length=options.trained_length, existing="replace")
+        return Subject(folder, rope, None, _runs(config, options.trained_length))
     now = read_schedule(config, options.trained_length)
     if now.method == "none":
-        return Subject(folder, now.rope, None)
+        return Subject(folder, now.rope, None, now)
+    _check_extends(now, options)
+    return Subject(folder, now.rope, now, now)
+
+
+def _runs(config: Mapping[str, Any], trained_length: int | None) -> Schedule | None:
+    try:
+        now = read_schedule(config, trained_length)
+    except CtxextError:
+        return None
+    return None if now.beyond_table else now
+
+
+def _check_extends(now: Schedule, options: Options) -> None:
+    """Raise CtxextError unless the search can go on from a schedule."""
+    anew = "pass --existing replace to begin from the original rope"
+    if now.beyond_table or not any(now.stages[-1].inv_freq):
+        raise CtxextError(f"{now.method} isn't a table of factors that a search could go on from", hint=anew)
     if now.rope.ratios:
         raise CtxextError("this folder's scaling was composed of two", hint="search the folder that it came from")
-    return Subject(folder, now.rope, now)
+    if options.factor < now.factor:
+        raise CtxextError(
+            f"this model is extended to {now.factor:g} times its trained length already ({now.method}), "
+            f"--factor {options.factor:g} would shorten that",
+            hint=f"--factor counts from the original {now.rope.trained_length} tokens; or {anew}",
+        )
+    if options.trained_length not in (None, now.rope.trained_length):
+        raise CtxextError(
+            f"this model's schedule counts from {now.rope.trained_length} trained tokens, not from "
+            f"{options.trained_length}",
+            hint=f"leave out --trained-length, or {anew}",
+        )
 
 
 def long_space(options: Options, rope: Rope) -> Space:
@@ -116,4 +151,9 @@ def long_space(options: Options, rope: Rope) -> Space:
         at = critical_frequency(rope) if options.critical == -1 else options.critical
         floors = critical_floors(rope.size, options.factor, at)
     start_tokens = tuple(n for n in options.start_tokens if n <= rope.trained_length)
+    if options.start_tokens and not start_tokens:
+        raise UsageError(
+            f"the start tokens {', '.join(map(str, options.start_tokens))} all lie beyond the trained length, "
+            f"{rope.trained_length}"
+        )
     return Space(rope.size, options.factor, options.upper, options.step, start_tokens, floors)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctxext import methods
-from ctxext.rope import Schedule
+from ctxext.rope import Schedule, unpatched
 
 from .options import Subject
 from .space import SEEDS
@@ -15,10 +15,11 @@ from .space import SEEDS
 def compared(subject: Subject, final: Schedule, factor: float) -> dict[str, Schedule]:
     """The schedules to measure, by name: the model as it was, PI, NTK and YaRN in full, the result.
 
-    If the result is more than a frequency table, what plain transformers makes of it too.
+    If the result is more than a frequency table, what plain transformers makes of it too. The first is the
+    original rope if what the model ran is replaced and can't be told by a schedule.
     """
     rope = subject.rope
-    found = {"as it was": subject.as_it_is}
+    found = {"as it was": subject.as_it_is} if subject.as_it_is else {"unpatched": unpatched(rope)}
     found |= {name: methods.schedule(rope, name, factor) for name in SEEDS if name != "ntk" or rope.dim >= 4}
     found["searched"] = final
     if not final.is_static:

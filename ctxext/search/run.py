@@ -14,9 +14,10 @@ from typing import Any
 
 from ctxext import methods
 from ctxext.adapters import fingerprint
-from ctxext.checkpoint import default_out, load, patch_checkpoint
+from ctxext.checkpoint import check_target, default_out, load, patched_config, read_config, write_patched
 from ctxext.errors import CtxextError, UsageError, warn
-from ctxext.rope import Schedule, target_length
+from ctxext.resolve import display_name
+from ctxext.rope import Schedule, target_length, unpatched
 
 from . import documents as texts
 from . import strategies
@@ -39,18 +40,16 @@ def search(options: Options, watch: Callable[..., AbstractContextManager] = null
     search's. A search that was killed goes on with `resume` to the same result.
     """
     options.check()
-    subject = read_subject(options)
-    factor = target_length(subject.rope, options.factor) / subject.rope.trained_length
-    out = options.out or default_out(options.model, "longrope", factor)
-    work = out.with_name(out.name + ".search")
     with world() as team:
-        team.from_first(lambda: _check_free(out, options.force))
+        # A .gguf is converted by the first process; the others find what it left.
+        team.from_first(lambda: read_subject(options))
+        subject = read_subject(options)
+        factor = target_length(subject.rope, options.factor) / subject.rope.trained_length
+        out = options.out or default_out(options.model, "longrope", factor)
+        team.from_first(lambda: check_target(subject.folder, out, options.force))
+        whole = Path(os.path.abspath(out.expanduser()))
+        work = whole.with_name(whole.name + ".search")
         return _Search(options, subject, factor, out, work, team, watch).run()
-
-
-def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and any(out.iterdir()) and not force:
-        raise CtxextError(f"{out} exists already", hint="--force overwrites it, -o writes elsewhere")
 
 
 class _Search:
@@ -75,9 +74,10 @@ class _Search:
             raise UsageError(f"evaluations must be at least {least}: the search starts from so many candidates")
         self._read_data()
         self.fitness = Fitness(self._load())
+        self._check_runs()
         settings = self._settings()
         log = team.from_first(lambda: Log.begin(work / "log.jsonl", settings, resume=options.resume))
-        self.log = Log(log.path, log.records)
+        self.log = Log(log.path, log.records, log.header)
 
     def _read_data(self) -> None:
         from transformers import AutoTokenizer
@@ -94,6 +94,7 @@ class _Search:
             self.long, self.held_out = texts.plain(mine), texts.plain(others)
         # Short text is always plain: what it loses is told in perplexity.
         self.short = texts.plain(ids[: rope.trained_length] for ids in mine)
+        self.unread_short = texts.plain(texts.tails(mine, tokenizer, rope.trained_length))
         self.held_out_short = texts.plain(ids[: rope.trained_length] for ids in others)
 
     def _settings(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class _Search:
         )
         return {
             "model": fingerprint(self.subject.folder),
-            "runs": self.subject.as_it_is.to_dict()["stages"],
+            "runs": (self.subject.previous or unpatched(self.subject.rope)).to_dict()["stages"],
             "factor": self.factor,
             "data": texts.digest([*self.long, *self.short]),
             "strategy": options.strategy,
@@ -126,10 +127,29 @@ class _Search:
         import torch
 
         options = self.options
-        model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)
+        try:
+            model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)
+        except (ValueError, ImportError) as error:
+            if options.attention not in str(error):
+                raise
+            raise UsageError(f"--attention {options.attention}: {str(error).splitlines()[0]}") from error
         if torch.cuda.is_available():
             model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
         return model
+
+    def _check_runs(self) -> None:
+        """Raise CtxextError if the model can't run what will be searched for: before the search, not after it."""
+        probe = self.space.candidate([1.0] * self.space.size, self.space.start_tokens[-1])
+        ones = [1.0] * self.space.size
+        schedule = self._long_schedule(probe) if self.options.short == "none" else self._both(probe, ones)
+        try:
+            self.fitness(schedule, [])
+        except CtxextError as error:
+            if schedule.is_static:
+                raise
+            raise CtxextError(
+                error.message, hint="--start-tokens 0 --short none searches for a plain table of factors"
+            ) from error
 
     def run(self) -> dict[str, Any]:
         options = self.options
@@ -178,6 +198,9 @@ class _Search:
 
     def _both(self, long: Candidate, short: Sequence[float]) -> Schedule:
         more = {"attention_factor": self.options.attention_factor, "short_factor": list(short)}
+        if self.subject.previous is not None:
+            # Short text keeps the scale that the model reads it with, and may be tuned to.
+            more["short_attention_factor"] = self.subject.previous.stages[0].attention_scale
         return methods.schedule(self.subject.rope, "longrope", self.factor, **as_params(long, **more))
 
     def _short_space(self, long: Candidate) -> Space:
@@ -201,14 +224,15 @@ class _Search:
         return self._both(long, self._kept(long, short) if short else [1.0] * self.subject.rope.size)
 
     def _kept(self, long: Candidate, short: Evaluator) -> Sequence[float]:
-        """The short factors that were found, unless one that the search began with reads held-out text better.
+        """The short factors that were found, unless some that the search began with read other text better.
 
-        Short documents hold few tokens, so a search can fit itself to them.
+        Short documents hold few tokens, so a search can fit itself to them. Other text: what follows them in the
+        same documents, so that what is held out stays so.
         """
         tried = [short.best, *self._short_seeds(self._short_space(long)).values()]
-        if not self.held_out_short:
+        if not self.unread_short:
             return short.best.factors
-        losses = [self._perplexity(self._both(long, c.factors), self.held_out_short) for c in tried]
+        losses = [self._perplexity(self._both(long, c.factors), self.unread_short) for c in tried]
         return tried[losses.index(min(losses))].factors
 
     def _report(self, final: Schedule, long: Evaluator, short: Evaluator | None) -> dict[str, Any]:
@@ -233,7 +257,7 @@ class _Search:
             "checked_on": "held-out documents" if self.held_out else "the documents of the search",
             "lengths": {"long": len(self.long[0].ids), "short": self.subject.rope.trained_length},
             "rows": rows,
-            "short_change": by_name["searched"]["short"] / by_name["as it was"]["short"] - 1,
+            "short_change": by_name["searched"]["short"] / rows[0]["short"] - 1,
             "history": [[tokens, math.exp(loss)] for tokens, loss in long.history],
         }
 
@@ -245,18 +269,9 @@ class _Search:
         return math.exp(min(mean, 700))
 
     def _write(self, final: Schedule, report: dict[str, Any], long: Evaluator) -> None:
-        params = {k: v for k, v in final.params.items() if v is not None}
-        patch_checkpoint(
-            self.options.model,
-            self.out,
-            method="longrope",
-            factor=self.factor,
-            force=self.options.force,
-            fallback=self.options.fallback,
-            existing="replace",
-            trained_length=self.options.trained_length,
-            **params,
-        )
+        options, folder = self.options, self.subject.folder
+        config = patched_config(read_config(folder), final, fallback=options.fallback)
+        write_patched(folder, self.out, final, config, name=display_name(options.model), force=options.force)
         # The folder stands; its papers follow. After a kill in between they are still in OUT.search.
         (self.work / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
         try:
