@@ -92,8 +92,8 @@ class Bench:
     def schedule(self, candidate):
         return methods.schedule(self.rope, "longrope", self.factor, **as_params(candidate))
 
-    def run(self, strategy: str, constants: dict, evaluations: float, minutes: float) -> dict:
-        """One search, then the held-out perplexity of what was best as it went along."""
+    def run(self, strategy: str, constants: dict, evaluations: float, minutes: float) -> dict | None:
+        """One search, then the held-out perplexity of what was best as it went along. None if it didn't begin."""
         name, seed = f"{strategy}-{self.fold}", self.fold
         evaluator = self.evaluator(name, self.mine, budget=evaluations * sum(len(d.ids) for d in self.mine))
         problem = Problem(self.space, self.seeds, evaluator, random.Random(f"{seed}/long"), seed)
@@ -108,6 +108,8 @@ class Bench:
         with contextlib.suppress(BudgetSpent):
             strategies.get(strategy)(problem, **strategies.constants(strategy, constants))
         self.deadline = math.inf
+        if not bests:
+            return None
         check = self.evaluator(f"{name}-held-out", self.others) if self.others else None
         trace, last = [], math.inf
         for tokens, candidate, loss in bests:
@@ -201,7 +203,8 @@ def draw(found: dict, path: Path) -> None:
 def searches(bench: Bench, args: argparse.Namespace, constants: dict) -> list[dict]:
     constants = {"curve": parse_settings(args.set), **constants}
     names = args.strategies.split(",")
-    return [bench.run(n, constants.get(n, {}), args.evaluations, args.minutes) for n in names]
+    found = [bench.run(n, constants.get(n, {}), args.evaluations, args.minutes) for n in names]
+    return [run for run in found if run]
 
 
 def tiny(args: argparse.Namespace) -> dict:

@@ -27,9 +27,18 @@ class Fitness:
                 f"the loss of {type(model).__name__} isn't finite even on a few tokens",
                 hint="check the weights, or load them in float32 or bfloat16",
             )
-        bytes_per_row = 2 * model.config.get_text_config().vocab_size
+        config = model.config.get_text_config()
+        # The router's loss of experts is a matter of training; it isn't in a perplexity.
+        if getattr(config, "output_router_logits", False):
+            config.output_router_logits = False
+        bytes_per_row = 2 * config.vocab_size
         # Just over 32 MiB of logits: smaller blocks stay in the C library's heap and split it.
-        bind(model, max(64, (33 << 20) // bytes_per_row + 1))
+        try:
+            bind(model, max(64, (33 << 20) // bytes_per_row + 1))
+        except CtxextError as error:
+            raise CtxextError(
+                error.message, hint="a search needs losses computed in pieces: report the architecture"
+            ) from error
         self._applied: Schedule | None = None
 
     def __call__(self, schedule: Schedule, documents: Sequence[Document]) -> list[float]:

@@ -49,12 +49,50 @@ def test_loss_is_transformers_loss(tokens, start_tokens):
     assert fitness(schedule, [Document(ids)]) == [plain]
 
 
+def test_experts_whose_router_loss_is_on(tokens):
+    """A perplexity has no router loss, whatever the config says for training."""
+    small = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+    model, plain = (pico_model("mixtral", output_router_logits=on, **small) for on in (True, False))
+    rope = Rope(model.config.rope_parameters["rope_theta"], 32, 64)
+    found = Fitness(model)(unpatched(rope), [Document(tuple(tokens[0, :60].tolist()))])
+    with torch.no_grad():
+        assert found == [pytest.approx(float(plain(tokens[:, :60], labels=tokens[:, :60]).loss), abs=1e-5)]
+
+
 def test_several_chunks_are_one_loss(tokens, monkeypatch):
     monkeypatch.setattr("ctxext.search.fitness.bind", lambda model, chunk: bind(model, 7))
     ids = tuple(tokens[0].tolist())
     in_pieces = Fitness(pico_model())(unpatched(ROPE), [Document(ids)])
     monkeypatch.undo()
     assert in_pieces == [pytest.approx(Fitness(pico_model())(unpatched(ROPE), [Document(ids)])[0], abs=1e-5)]
+
+
+def test_a_text_that_comes_twice_is_used_once(tokenizer):
+    """Else the document that is held out might be the one that was searched on."""
+    one, other = (" ".join(f"{word} {n}" for n in range(400)) for word in ("verse", "psalm"))
+    found = documents.cut([one, one, other], tokenizer, 200, 2)
+    assert tokenizer.decode(found[0]).split()[0] == "verse"
+    assert tokenizer.decode(found[1]).split()[0] == "psalm"
+
+
+def test_tails_are_what_follows(tokenizer):
+    stretch = list(range(1, 101))
+    assert documents.tails([stretch], tokenizer, 50) == [stretch[50:]]
+    assert documents.tails([stretch], tokenizer, 40) == [stretch[40:80]]
+    assert documents.tails([stretch], tokenizer, 66) == [stretch[66:]]
+    assert documents.tails([stretch], tokenizer, 67) == []
+    first = tokenizer.bos_token_id
+    if first is not None:
+        assert documents.tails([[first, *stretch]], tokenizer, 40) == [[first, *stretch[39:78]]]
+
+
+def test_a_tokenizer_that_makes_nothing_of_text(tokenizer):
+    def empty(text, **kwargs):
+        return {"input_ids": []}
+
+    empty.bos_token_id = None
+    with pytest.raises(CtxextError, match="no tokens"):
+        documents.cut(["some text"], empty, 10, 1)
 
 
 def test_documents_are_starts_then_later_stretches(tokenizer):
