@@ -80,8 +80,7 @@ def run(
     suite, lengths = plan.suite, list(plan.lengths)
     docs = text.documents(paths, subject.tokenizer, max(lengths), suite.documents)
     everyone = [UNPATCHED, *variants]
-    dtype = str(subject.model.dtype).removeprefix("torch.")
-    cells = Cells(subject, out / "cells", extra={"dtype": dtype}, on_cell=lambda name: say(f"measuring {name}"))
+    cells = Cells(subject, out / "cells", on_cell=lambda name: say(f"measuring {name}"))
     bos = text.bos_id(subject.tokenizer)
     ppl = cells.ppl(everyone, docs, lengths, bucket=bucket_of(lengths), bos=bos, crop_stride=stride)
     passkey: dict[int, dict] = {}
@@ -117,7 +116,7 @@ def _planned(
     """The plan for this request: the one in the folder, or a new one, made by one process while others wait."""
     if limit is None:
         return whole
-    asked = [subject.name, whole.to_dict(), [v.label for v in variants], limit]
+    asked = [subject.identity(), whole.to_dict(), [v.label for v in variants], limit]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
     path = out / "cells" / f"plan-{digest}.json"
     with claim(path, wait=True):

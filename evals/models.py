@@ -11,6 +11,7 @@ from typing import Any
 
 import ctxext
 from ctxext import hf_config
+from ctxext.adapters import fingerprint
 from ctxext.errors import UsageError
 from ctxext.resolve import TINY, display_name, resolve
 from ctxext.rope import Schedule, unpatched
@@ -22,12 +23,18 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass
 class Subject:
-    """A live model under measurement. `schedule` is what it runs, "none" for one that nothing was done to."""
+    """A live model under measurement. `schedule` is what it runs, "none" for one that nothing was done to.
+
+    weights: `ctxext.adapters.fingerprint` of its folder; empty for a model that the caller loaded.
+    asked_length: the trained length in tokens that the user gave instead of the config's; every patch keeps it.
+    """
 
     name: str
     model: Any
     tokenizer: Any
     schedule: Schedule
+    weights: str = ""
+    asked_length: int | None = None
 
     @property
     def trained_length(self) -> int:
@@ -35,13 +42,13 @@ class Subject:
 
     def patch(self, method: str, factor: float, **params: Any) -> None:
         """Patch (or patch anew) the live model; see `ctxext.patch`."""
-        self.schedule = ctxext.patch(self.model, method, factor, **params)
+        self.schedule = ctxext.patch(self.model, method, factor, **{"trained_length": self.asked_length, **params})
 
     def unpatch(self) -> None:
         """Back to the model as it was loaded."""
         if ctxext.schedule_of(self.model) is not None:
             ctxext.unpatch(self.model)
-        self.schedule = hf_config.read_schedule(self.model.config.to_dict())
+        self.schedule = hf_config.read_schedule(self.model.config.to_dict(), self.asked_length)
 
     @contextmanager
     def as_trained(self) -> Iterator[None]:
@@ -55,6 +62,17 @@ class Subject:
             yield
         finally:
             ctxext.apply(self.model, mine)
+
+    def identity(self) -> dict[str, Any]:
+        """What figures of this model, as it is now, belong to: a name alone doesn't tell two models apart."""
+        return {
+            "model": self.name,
+            "weights": self.weights,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "attention": getattr(self.model.config, "_attn_implementation", None),
+            "schedule": hf_config.digest(self.schedule),
+            "trained_length": self.trained_length,
+        }
 
     def description(self) -> dict[str, Any] | None:
         """The schedule as a result document holds it; None when unpatched."""
@@ -89,9 +107,9 @@ def load(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     patched = ctxext.schedule_of(loaded)
     schedule = patched or hf_config.read_schedule(loaded.config.to_dict(), trained_length)
-    subject = Subject(display_name(model), loaded, tokenizer, schedule)
+    subject = Subject(display_name(model), loaded, tokenizer, schedule, fingerprint(folder), trained_length)
     if method is not None:
-        subject.patch(method, factor, trained_length=trained_length, existing=existing, **(params or {}))
+        subject.patch(method, factor, existing=existing, **(params or {}))
     return subject
 
 
