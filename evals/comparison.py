@@ -61,14 +61,13 @@ def run(
 
     `limit`: seconds. A plan that was made for the same request is kept in the folder, so that a run that goes on
     doesn't choose another. Under `accelerate launch` (RANK, WORLD_SIZE) processes share the cells, and the first
-    writes the report. The model must be as it was loaded. Raises UsageError or CtxextError before anything is
-    measured if a method can't be applied or there is too little text.
+    writes the report. Of a scaled model, `subject.existing` says what counts as unpatched. Raises UsageError or
+    CtxextError before anything is measured if the model can't be patched, a method can't be applied or there is
+    too little text.
     """
     plots._matplotlib()
-    trained = subject.trained_length
-    schedules = {
-        v.label: methods.schedule(subject.schedule.rope, v.method, v.factor, **v.params) for v in variants
-    }
+    rope, trained = subject.start(), subject.trained_length
+    schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants}
     lengths = sorted(set(lengths))
     suite.check(lengths)
     stride = max(1, trained // 16)
