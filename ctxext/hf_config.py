@@ -177,6 +177,9 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
         )
     if not now.is_static:
         raise CtxextError(f"can't compose with {now.method}: it isn't a fixed frequency table")
+    if trained_length and config.get("max_position_embeddings"):
+        # What the checkpoint runs doesn't depend on the length that the user gives.
+        now = read_schedule(config)
     geometric = now.rope.geometric()
     ratios = tuple(f / g for f, g in zip(now.stages[0].inv_freq, geometric, strict=True))
     length = trained_length or config.get("max_position_embeddings") or now.max_length

@@ -68,16 +68,21 @@ def patch(
     Raises UsageError for a bad factor or option, CtxextError if the model can't be patched or the patch
     had no effect. The model is unchanged after an error.
     """
+    rope = read_rope(original_config(model), trained_length=trained_length, existing=existing)
+    schedule = methods.schedule(rope, method, factor, **params)
+    apply(model, schedule)
+    return schedule
+
+
+def original_config(model: nn.Module) -> dict[str, Any]:
+    """The config of a live model as a dict, with the values that it had before it was patched."""
     owner = find_decoder(model)
     before = getattr(owner, _STATE, None)
     config = owner.rotary_emb.config.to_dict()
     if before:
         config = {**config, **{k: v for k, v in before.config.items() if v is not _MISSING}}
         config = {k: v for k, v in config.items() if before.config.get(k) is not _MISSING}
-    rope = read_rope(config, trained_length=trained_length, existing=existing)
-    schedule = methods.schedule(rope, method, factor, **params)
-    apply(model, schedule)
-    return schedule
+    return config
 
 
 def apply(model: nn.Module, schedule: Schedule) -> None:

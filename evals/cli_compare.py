@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ctxext import terminal
-from ctxext.options import Json, Model, TrainedLength
+from ctxext.options import Existing, Json, Model, TrainedLength
 
 from .cli_options import Attention, Data, Factor, Lengths, ModelDtype, data_of, emit, parse_lengths
 
@@ -28,6 +28,7 @@ def compare(
     dtype: ModelDtype = "auto",
     attention: Attention = "sdpa",
     trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Folder for report.html, rows.csv and the cells.")
     ] = Path("report"),
@@ -42,8 +43,8 @@ def compare(
     variants = comparison.parse_methods(methods, factor)
     chosen, limit = read_suite(suite), parse_budget(budget) if budget else None
     paths = data_of(model, data)
-    subject = load(model, dtype=dtype, attention=attention, trained_length=trained_length)
-    target = round(subject.trained_length * factor)
+    subject = load(model, dtype=dtype, attention=attention, trained_length=trained_length, existing=existing)
+    target = round(subject.start().trained_length * factor)
     asked = parse_lengths(lengths, subject.trained_length, target)
     answer = comparison.run(subject, variants, asked, chosen, paths, out, limit=limit)
     if json:

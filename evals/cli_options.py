@@ -102,10 +102,10 @@ def emit(document: dict[str, Any]) -> None:
 
 
 def identity(subject: Any) -> str:
-    """What a file of finished cells must belong to: the model, its type and its schedule."""
+    """What a file of finished cells must belong to; see `Subject.identity`."""
     import json
 
-    return json.dumps([subject.name, str(subject.model.dtype), subject.description()], sort_keys=True, default=str)
+    return json.dumps(subject.identity(), sort_keys=True)
 
 
 def haystack_of(path: Path | None) -> str | None:

@@ -45,7 +45,7 @@ def longppl(
     ] = None,
     short: Annotated[
         int | None,
-        typer.Option(help="Tokens of the short context; default 4096 or half the trained length.", min=2),
+        typer.Option(help="Least tokens of the short context; default 4096 or half the trained length.", min=2),
     ] = None,
     bucket: Annotated[int | None, typer.Option(help="Tokens per position bucket of the context gain.")] = None,
     dtype: ModelDtype = "auto",

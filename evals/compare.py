@@ -70,20 +70,19 @@ class _Cell:
 
 
 class Cells:
-    """The cells of one comparison, kept as JSON files in `folder`. `extra`: settings that make a cell another
-    one."""
+    """The cells of one comparison, kept as JSON files in `folder`. The model must be as it was loaded: how it is
+    then is part of what tells a cell from another's."""
 
     def __init__(
         self,
         subject: Subject,
         folder: Path,
         *,
-        extra: dict[str, Any] | None = None,
         on_cell: Callable[[str], None] = lambda _: None,
     ):
         self.subject = subject
         self.folder = folder
-        self._extra = extra or {}
+        self._identity = subject.identity()
         self._on_cell = on_cell
 
     def ppl(
@@ -169,8 +168,7 @@ class Cells:
         return cells + [self._cell(variant, measurement, asked, measure(None)) for variant in variants]
 
     def _cell(self, variant: Variant, measurement: str, asked: dict, run: Callable[[Any], Any]) -> _Cell:
-        asked = asked | self._extra
-        key = {"model": self.subject.name, "variant": variant.__dict__, "asked": asked}
+        key = {"model": self._identity, "variant": variant.__dict__, "asked": asked}
         digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:8]
         path = self.folder / f"{measurement}-{_slug(variant.label)}-{digest}.json"
         return _Cell(variant, measurement, path, asked, run)

@@ -61,14 +61,13 @@ def run(
 
     `limit`: seconds. A plan that was made for the same request is kept in the folder, so that a run that goes on
     doesn't choose another. Under `accelerate launch` (RANK, WORLD_SIZE) processes share the cells, and the first
-    writes the report. The model must be as it was loaded. Raises UsageError or CtxextError before anything is
-    measured if a method can't be applied or there is too little text.
+    writes the report. Of a scaled model, `subject.existing` says what counts as unpatched. Raises UsageError or
+    CtxextError before anything is measured if the model can't be patched, a method can't be applied or there is
+    too little text.
     """
     plots._matplotlib()
-    trained = subject.trained_length
-    schedules = {
-        v.label: methods.schedule(subject.schedule.rope, v.method, v.factor, **v.params) for v in variants
-    }
+    rope, trained = subject.start(), subject.trained_length
+    schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants}
     lengths = sorted(set(lengths))
     suite.check(lengths)
     stride = max(1, trained // 16)
@@ -80,8 +79,7 @@ def run(
     suite, lengths = plan.suite, list(plan.lengths)
     docs = text.documents(paths, subject.tokenizer, max(lengths), suite.documents)
     everyone = [UNPATCHED, *variants]
-    dtype = str(subject.model.dtype).removeprefix("torch.")
-    cells = Cells(subject, out / "cells", extra={"dtype": dtype}, on_cell=lambda name: say(f"measuring {name}"))
+    cells = Cells(subject, out / "cells", on_cell=lambda name: say(f"measuring {name}"))
     bos = text.bos_id(subject.tokenizer)
     ppl = cells.ppl(everyone, docs, lengths, bucket=bucket_of(lengths), bos=bos, crop_stride=stride)
     passkey: dict[int, dict] = {}
@@ -117,7 +115,7 @@ def _planned(
     """The plan for this request: the one in the folder, or a new one, made by one process while others wait."""
     if limit is None:
         return whole
-    asked = [subject.name, whole.to_dict(), [v.label for v in variants], limit]
+    asked = [subject.identity(), whole.to_dict(), [v.label for v in variants], limit]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
     path = out / "cells" / f"plan-{digest}.json"
     with claim(path, wait=True):

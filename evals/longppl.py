@@ -22,12 +22,11 @@ from ctxext.errors import CtxextError, UsageError
 
 from . import progress
 from .head import CHUNK, token_nll
-from .perplexity import crop_nll
 from .stats import bootstrap_interval, perplexity
 from .text import Text
 
 SHORT, STRIDE = 4096, 1024
-"""Upstream's short context in tokens, and how far its windows move."""
+"""Upstream's short context (`trunc_len`) in tokens, and how far its windows move (`sliding_window`)."""
 GAIN, LOSS = 2.0, 2.0
 """Upstream's alpha and -beta, in nats: a key token gains more than GAIN and is then below LOSS."""
 
@@ -86,13 +85,23 @@ def matching(spans: Sequence[tuple[int, int]], keys: Sequence[tuple[int, int]]) 
 def contrast(
     model, ids: Sequence[int], short: int, stride: int, *, bos: int | None = None, chunk: int | None = CHUNK
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """NLL [T-1] of each token with everything before it, and with at most `short` tokens before it.
+    """NLL [T-1] of each token with everything before it, and with a short context.
 
-    Tokens past `short` are scored by windows of `short` tokens that move by `stride`.
+    Short as upstream's `find_key_token` has it: windows of `short` + `stride` tokens move by `stride` and score
+    what lies beyond their first `short`, so a token sees from `short` to `short` + `stride` - 1 tokens before it.
+    With `bos` every window starts with it (it takes one place), where upstream has it in the first alone.
     """
     sequence = torch.tensor(ids, dtype=torch.long)
     full = token_nll(model, sequence, chunk=chunk)
-    return full, crop_nll(model, sequence, short, stride=stride, bos=bos, chunk=chunk)
+    little = full.clone()  # the first window begins where the text does
+    for start in range(stride, len(sequence) - short, stride):
+        window = sequence[start : start + short + stride].clone()
+        if bos is not None:
+            window[0] = bos
+        first = start + short - 1
+        scored = len(window) - short
+        little[first : first + scored] = token_nll(model, window, last=scored, chunk=chunk)
+    return full, little
 
 
 def longppl(
@@ -118,10 +127,12 @@ def longppl(
 
     `judge`: the model that says which tokens are key, with its own tokenizer; None means the model itself (then a
     model that uses no context has no key tokens, so read `key_tokens` too). `short`, `stride`: tokens of the short
-    context and how far its windows move (default a quarter of `short`, as upstream's 1,024 of 4,096).
-    Texts of no more than `short` tokens can't tell anything and are an error.
+    context at least, and how far its windows move (default a quarter of `short`, as upstream's 1,024 of 4,096);
+    see `contrast`. Texts that fit into one window can't tell anything and are an error.
     """
     stride = max(1, short // 4) if stride is None else stride
+    if stride < 1 or short < 1:
+        raise UsageError(f"short and stride must be at least 1 token, not {short} and {stride}")
     if (judge is None) != (judge_tokenizer is None):
         raise UsageError("a judge comes with its tokenizer")
     if not texts:
@@ -134,9 +145,10 @@ def longppl(
             spans: list[tuple[int, int]] = []
         else:
             ids, spans = _encode(tokenizer, text.text, length, bos)
-        if len(ids) <= short:
+        if len(ids) <= short + stride:
             raise CtxextError(
-                f"{text.name} has {len(ids)} tokens, no more than the short context of {short}",
+                f"{text.name} has {len(ids)} tokens, no more than the short context of {short}, "
+                f"read in windows of {short + stride}",
                 hint="give longer texts, or a smaller --short",
             )
         full, little = contrast(model, ids, short, stride, bos=bos, chunk=chunk)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext._version import __version__
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, UsageError
 
 
 def commit() -> str | None:
@@ -134,18 +134,32 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 def read_jsonl(path: str | Path) -> list[Any]:
     """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    lines = Path(path).read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line.strip()]
 
 
 def resume_jsonl(path: str | Path | None) -> list[Any]:
-    """The rows of a JSONL file that is about to be continued; [] if there is none.
+    """The rows of a file of finished cells that is about to be continued; [] if there is none.
 
-    A torn last line, left by a kill, is cut off the file, so that what is appended starts on a line of its own.
+    A row is an object that begins with "settings", a string. A torn last line, left by a kill, is cut off the
+    file, so that what is appended starts on a line of its own. Raises UsageError, and leaves the file as it is,
+    if it holds anything else.
     """
     if path is None or not Path(path).is_file():
         return []
-    with open(path, "r+b") as file:
-        data = file.read()
-        file.truncate(data.rfind(b"\n") + 1)
-    return read_jsonl(path)
+    data = Path(path).read_bytes()
+    end = data.rfind(b"\n") + 1
+    torn, begins = data[end:], b'{"settings": "'
+    try:
+        rows = read_jsonl(path)
+        known = all(isinstance(row["settings"], str) for row in rows)
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if not known or torn[: len(begins)] != begins[: len(torn)]:
+        raise UsageError(
+            f"{path} isn't a file of finished cells, so it can't be gone on with",
+            hint="name a new file, or one that --resume wrote",
+        )
+    if torn:
+        os.truncate(path, end)
+    return rows

@@ -45,12 +45,14 @@ def fit(
 ) -> dict[str, Any]:
     """The c of least loss: {"temperature", "curve": [{"temperature", "nll", "ppl"}], "tokens", "length"}.
 
-    subject: a model of `models.load`, left as it was found. documents: token ids, all read up to the shortest
-    one's length, which must be beyond the trained length. nll is in nats per token beyond it, the tokens fitted
-    on. A c at the end of the grid is an answer too: no larger one was tried.
+    subject: a model of `models.load`, left as it was found. documents: token ids without special tokens, all read
+    up to the shortest one's length, which must be beyond the trained length; the tokenizer's BOS, if it puts one
+    in front, counts. nll is in nats per token beyond it, the tokens fitted on. A c at the end of the grid is an
+    answer too: no larger one was tried.
     """
-    from . import perplexity
+    from . import perplexity, text
 
+    bos = text.bos_id(subject.tokenizer)
     length = min(len(d) for d in documents)
     grid = sorted(set(grid))
     if "temperature" not in {o.name for o in methods.get(method).options}:
@@ -70,7 +72,9 @@ def fit(
 
     def loss(c: float) -> float:
         subject.patch(method, factor, existing="replace", **{**own, **(params or {}), "temperature": c})
-        curve = perplexity.prefix_curve(subject.model, documents, [trained, length], description=f"c = {c:.3g}")
+        curve = perplexity.prefix_curve(
+            subject.model, documents, [trained, length], bos=bos, description=f"c = {c:.3g}"
+        )
         sums = [sum(row["length_nll"][i] for row in curve.documents) for i in (0, 1)]
         tokens = (length - trained) * len(documents)
         nll = (sums[1] - sums[0]) / tokens

@@ -27,21 +27,25 @@ def last_nll(model, ids: list[int]) -> float:
 
 
 @pytest.mark.parametrize("bos", [None, 0])
-def test_against_one_window_per_token(bos):
+@pytest.mark.parametrize("stride", [1, 7])
+def test_against_one_window_per_token(bos, stride):
+    """Windows as upstream's `find_key_token` has them: they begin at every `stride`-th token, and a target is
+    scored in the last one that leaves it `short` tokens before it."""
     model, tokenizer = random_llama(600), byte_bpe(600, bos=bos is not None)
     short, length = 24, 61
     # Thresholds at which a model with random weights has key tokens.
     found = longppl(
-        model, tokenizer, [TEXT], length=length, short=short, stride=1, gain=0.1, loss=7.5, bucket=20, bos=bos
+        model, tokenizer, [TEXT], length=length, short=short, stride=stride, gain=0.1, loss=7.5, bucket=20, bos=bos
     )
     ids = ([] if bos is None else [bos]) + tokenizer(TEXT.text, add_special_tokens=False).input_ids
     ids = ids[:length]
     full, little = [], []
     for target in range(1, length):
         full.append(last_nll(model, ids[: target + 1]))
-        window = ids[max(0, target + 1 - short) : target + 1]
-        if target >= short and bos is not None:
-            window = [bos, *ids[target + 2 - short : target + 1]]
+        start = max(0, target - short) // stride * stride
+        window = ids[start : target + 1]
+        if start and bos is not None:
+            window = [bos, *window[1:]]
         little.append(last_nll(model, window))
     keys = [s - f > 0.1 and f < 7.5 for f, s in zip(full, little, strict=True)]
     assert 2 < sum(keys) < 40
@@ -133,6 +137,8 @@ def test_upstreams_thresholds():
     ("options", "error", "message"),
     [
         ({"length": 60}, CtxextError, "no more than the short context"),
+        ({"length": 80}, CtxextError, "no more than the short context"),
+        ({"stride": 0}, UsageError, "must be at least 1 token"),
         ({"judge": random_llama()}, UsageError, "comes with its tokenizer"),
         ({"texts": []}, UsageError, "no texts"),
         ({"judge": random_llama(), "judge_tokenizer": ByteTokenizer()}, CtxextError, "fast tokenizer"),

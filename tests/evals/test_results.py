@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ctxext.errors import CtxextError
+from ctxext.errors import CtxextError, UsageError
 from ctxext_evals import results
 from ctxext_evals.results import (
     append_jsonl,
@@ -21,6 +21,7 @@ from ctxext_evals.results import (
     read_json,
     read_jsonl,
     result_document,
+    resume_jsonl,
     write_json,
 )
 
@@ -121,3 +122,37 @@ def test_reading_errors_name_the_file(tmp_path):
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(CtxextError, match=r"bad\.json isn't a JSON document"):
         read_json(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a precious text without a newline",
+        "a precious text\nof two lines",
+        '{"text": "of another kind"}\n',
+        '{"settings": "a"}\n{"text": "torn',
+        '{"settings": {}}\n',
+        "[1, 2]\n",
+        "12\n",
+    ],
+)
+def test_only_files_of_cells_are_gone_on_with(tmp_path, content):
+    path = tmp_path / "mine.txt"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"mine\.txt isn't a file of finished cells"):
+        resume_jsonl(path)
+    assert path.read_text() == content
+
+
+def test_a_torn_last_line_is_cut_off_a_file_of_cells(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    whole = '{"settings": "a", "outcomes": []}\n'
+    for torn in ("", '{"settings": "a", "outc', '{"set', "{"):
+        path.write_text(whole + torn)
+        assert resume_jsonl(path) == [{"settings": "a", "outcomes": []}]
+        assert path.read_text() == whole
+    path.write_text('{"settings": "a", "ou')
+    assert resume_jsonl(path) == []
+    assert path.read_text() == ""
+    path.write_bytes(b"")
+    assert resume_jsonl(path) == resume_jsonl(tmp_path / "none") == []

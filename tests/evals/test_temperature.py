@@ -1,10 +1,12 @@
 """The fitted temperature: the loss is the model's own, the minimum is the curve's, the model comes back."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 import typer
+from stand_ins import byte_bpe
 from typer.testing import CliRunner
 
 import ctxext
@@ -104,3 +106,23 @@ def test_the_command(tmp_path):
     assert "nats per token" in shown.output
     assert "use it as --set temperature=" in shown.output
     assert isinstance(CliRunner().invoke(app, [*args[:-4], "--grid", "a,b"]).exception, UsageError)
+
+
+def test_texts_begin_with_the_tokenizers_bos(subject, documents):
+    """As in every other measurement: what is fitted on is what will be read."""
+    begins = []
+    with_bos = dataclasses.replace(subject, tokenizer=byte_bpe(600, bos=True))
+    hook = subject.model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: begins.append(kwargs["input_ids"][0, 0].item()), with_kwargs=True
+    )
+    found = temperature.fit(with_bos, documents, "drope", 2, grid=(0.0, 0.1, 0.4))
+    hook.remove()
+    assert set(begins) == {0}
+    assert found["tokens"] == 2 * (320 - 256)
+    ids = [0, *documents[0][:319]]
+    ctxext.patch(subject.model, "drope", 2, temperature=0.1)
+    picked = logits(subject.model, ids)[255:319].log_softmax(-1)
+    ctxext.unpatch(subject.model)
+    one = temperature.fit(with_bos, documents[:1], "drope", 2, grid=(0.0, 0.1, 0.4))["curve"]
+    (row,) = [row for row in one if row["temperature"] == 0.1]
+    assert row["nll"] == pytest.approx(-picked[range(64), ids[256:320]].mean().item(), rel=1e-5)
