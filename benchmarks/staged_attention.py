@@ -19,6 +19,7 @@ import copy
 import json
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 from random_llama import random_llama
@@ -97,8 +98,8 @@ def main() -> None:
         def change(cache=ours, step=step):
             # Say that the keys are a stage behind: the next step has to turn all of them.
             for layer in cache.layers:
-                stages, ends = layer._ctxext_stages
-                layer._ctxext_stages = ([stages[0] - 1], ends)
+                held = layer._ctxext_held
+                layer._ctxext_held = replace(held, stages=(held.stages[0] - 1,))
             step()
 
         row = paired(change, decode(static, theirs, length, 1), args.pairs)

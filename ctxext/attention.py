@@ -64,7 +64,7 @@ def _forward(
         # Something on the way (an offloading hook) rebuilt the tuple.
         plan = rotary.plan(kwargs["position_ids"])
     cache = kwargs.pop(cache_name, None)
-    layer = layer_of(cache, module)
+    layer = layer_of(cache, module, rotary.digest)
     batch = hidden_states.shape[0]
     if len(plan.segments) == 1:
         stages = rows_of(plan.segments[0].stages, batch)
@@ -78,7 +78,7 @@ def _forward(
             **kwargs,
         )
         if cache is not None:
-            remember(cache, module, stages, rows_of(plan.last, batch))
+            remember(cache, module, rotary.digest, stages, rows_of(plan.last, batch))
         return answer
     return _segmented(
         module,
@@ -137,7 +137,7 @@ def _segmented(
         if layer is not None and block.past:
             align(layer, rotary, final, plan, batch)
         cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
-        remember(cache, module, final, rows_of(plan.last, batch))
+        remember(cache, module, rotary.digest, final, rows_of(plan.last, batch))
     return torch.cat(outputs, 1), _join_weights(weights)
 
 

@@ -19,7 +19,7 @@ from .attention import attention_modules, wrap
 from .encodings import sinusoid_frequencies
 from .errors import CtxextError, warn
 from .families import unsupported_reason
-from .hf_config import SCALED_LAYERS, head_dim, read_rope, sliding_window
+from .hf_config import SCALED_LAYERS, digest, head_dim, read_rope, sliding_window
 from .messages import window_message
 from .rope import Schedule, unpatched
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
@@ -60,7 +60,9 @@ def patch(
     """Make a live transformers model run `method` at `factor`, in place, and return the schedule.
 
     model: any decoder of transformers with the standard rotary embedding, wrapped by PEFT or compiled or
-        not, on any device. Patching it again replaces the earlier patch; it does not compose with it.
+        not, on any device. Patching it again replaces the earlier patch; it does not compose with it. A KV cache
+        holds what the earlier one computed: start with an empty one (refused otherwise, except between two static
+        schedules, whose keys nothing tells apart).
     trained_length: tokens, when config.max_position_embeddings is not what the model was trained with.
     existing: for a checkpoint whose config is already scaled: "refuse", "replace" or "compose".
     params: the method's options (see `ctxext.methods.get(method).options`).
@@ -174,7 +176,7 @@ def _build(owner: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
         return build(owner.rotary_emb, config, schedule)
     modules = build_stages(owner.rotary_emb, config, schedule)
     layout = find_layout(attention_modules(owner)[0], rebuild(owner.rotary_emb, config, unpatched(schedule.rope)))
-    return StagedRotary(modules, [stage.start for stage in schedule.stages], layout)
+    return StagedRotary(modules, [stage.start for stage in schedule.stages], layout, digest(schedule))
 
 
 def _stage_attention(owner: nn.Module, rotary: StagedRotary, state: _Patch) -> None:

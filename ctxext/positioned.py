@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 
 from . import biases, distances, qk_norm
 from .errors import CtxextError
+from .hf_config import digest
 from .rope import Schedule
 from .staged_cache import check_contiguous, layer_of, remember, rows_of
 
@@ -56,6 +57,7 @@ class Layer:
     inner: Callable
     cache_name: str
     schedule: Schedule
+    digest: str
     owner: nn.Module
     rotary: nn.Module
     layout: str | None = None
@@ -88,7 +90,7 @@ def wrap(module: nn.Module, schedule: Schedule, owner: nn.Module, layout: str | 
             f"{type(module).__name__} computes attention itself, without transformers' attention functions",
             hint="use a method that is a frequency table or staged (see `ctxext methods`)",
         )
-    layer = Layer(module, inner, cache_name, schedule, owner, owner.rotary_emb, layout)
+    layer = Layer(module, inner, cache_name, schedule, digest(schedule), owner, owner.rotary_emb, layout)
     module.config = _Config(module.config, layer)
     module.forward = functools.partial(_forward, layer)
 
@@ -110,7 +112,7 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     if args or positions is None:
         raise CtxextError(f"{type(module).__name__} was called without keywords, or without position_ids")
     cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
-    held = layer_of(cache, module)
+    held = layer_of(cache, module, layer.digest)
     first = None
     # A layer that isn't made yet is given exactly the call's own keys, whatever their positions.
     if held is not None or _fixed_size(cache, module):
@@ -126,7 +128,7 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     if not call.reached:
         raise CtxextError(f"the patch has no effect: {type(module).__name__} didn't use its attention function")
     if cache is not None:
-        remember(cache, module, [0] * batch, rows_of(positions[:, -1].tolist(), batch))
+        remember(cache, module, layer.digest, [0] * batch, rows_of(positions[:, -1].tolist(), batch))
     return answer
 
 

@@ -1,7 +1,8 @@
-"""Keys of past tokens under a staged schedule: which stage a cache holds them in, and turning them to another."""
+"""Keys of past tokens in a patched model: under which schedule, in which stage, and turning them to another."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,38 +12,72 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 from .errors import CtxextError
 from .staging import Plan, StagedRotary, turn_keys
 
-_STATE = "_ctxext_stages"
+_HELD = "_ctxext_held"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a cache layer holds that a patched model filled.
+
+    schedule: digest of the schedule that the model ran. stages, ends: per row, the stage that its keys are turned
+    to and its last position. expected: the patched model is about to add to the layer.
+    """
+
+    schedule: str
+    stages: tuple[int, ...]
+    ends: tuple[int, ...]
+    expected: bool = False
+
+    def rows(self, chosen: list[int]) -> Held:
+        """The same of these rows."""
+        return replace(
+            self, stages=tuple(self.stages[i] for i in chosen), ends=tuple(self.ends[i] for i in chosen)
+        )
 
 
 def _knowing_its_stage(base: type, name: str) -> type:
-    """A cache layer class that keeps `_STATE`, (stage, last position) per row, true under batch operations.
+    """A cache layer class that keeps its `Held` true under batch operations, and takes keys from its model alone.
 
     A layer that exists already is given this class, so it must derive from that layer's class alone: with a
     mixin Python would refuse the change of memory layout.
     """
 
     class Staged(base):
+        def update(self, *args, **kwargs):
+            held = getattr(self, _HELD, None)
+            if held is not None and not held.expected:
+                # Here a model adds keys that runs neither stages nor an attention of ours.
+                if _length(self):
+                    raise _foreign()
+                delattr(self, _HELD)
+            return super().update(*args, **kwargs)
+
         def reorder_cache(self, beam_idx):
             super().reorder_cache(beam_idx)
             self._select(beam_idx.tolist())
 
         def batch_select_indices(self, indices):
             super().batch_select_indices(indices)
-            rows = torch.arange(len(getattr(self, _STATE)[0]))
+            rows = torch.arange(self._batch())
             self._select(rows[indices.cpu()].tolist())
 
         def batch_repeat_interleave(self, repeats):
             super().batch_repeat_interleave(repeats)
-            self._select([i for i in range(len(getattr(self, _STATE)[0])) for _ in range(repeats)])
+            self._select([i for i in range(self._batch()) for _ in range(repeats)])
+
+        def _batch(self):
+            return len(getattr(self, _HELD).ends) if hasattr(self, _HELD) else 0
 
         def _select(self, rows):
-            stages, ends = getattr(self, _STATE)
-            setattr(self, _STATE, ([stages[i] for i in rows], [ends[i] for i in rows]))
+            if hasattr(self, _HELD):
+                setattr(self, _HELD, getattr(self, _HELD).rows(rows))
 
         def crop(self, tokens_to_remove):
             super().crop(tokens_to_remove)
-            stages, ends = getattr(self, _STATE)
-            setattr(self, _STATE, (stages, [end + min(0, tokens_to_remove) for end in ends]))
+            if hasattr(self, _HELD):
+                held = getattr(self, _HELD)
+                ends = tuple(end + min(0, tokens_to_remove) for end in held.ends)
+                setattr(self, _HELD, replace(held, ends=ends))
 
     Staged.__name__ = Staged.__qualname__ = name  # so that caches pickle
     return Staged
@@ -69,13 +104,13 @@ class Block:
         self._index = 0
         rows = plan.positions.shape[0]
         if self.past:
-            stages, ends = getattr(layer, _STATE)
+            held = getattr(layer, _HELD)
             check_contiguous(layer, plan.positions, batch)
             rows = batch
             offsets = torch.arange(-self.past + 1, 1, device=plan.positions.device)
-            before = torch.tensor(ends, device=offsets.device)[:, None] + offsets
+            before = torch.tensor(held.ends, device=offsets.device)[:, None] + offsets
             self.positions = torch.cat((before.clamp(min=0), plan.positions.expand(batch, -1)), 1)
-            old = torch.tensor(stages, device=offsets.device)[:, None].expand(-1, self.past)
+            old = torch.tensor(held.stages, device=offsets.device)[:, None].expand(-1, self.past)
         else:
             self.positions = plan.positions
             old = plan.positions.new_empty(rows, 0)
@@ -84,7 +119,7 @@ class Block:
             for s in plan.segments
         ]
         self.stages = torch.cat((old, *made), 1)
-        self._key = (self.past, tuple(getattr(layer, _STATE)[0]) if self.past else ())
+        self._key = (self.past, held.stages if self.past else ())
 
     def begin(self, index: int) -> None:
         """Turn to segment `index`."""
@@ -121,8 +156,19 @@ def _length(layer: Any) -> int:
     return int(layer.get_seq_length()) if layer is not None else 0
 
 
-def layer_of(cache: Any, module: nn.Module) -> Any:
-    """This module's layer of the cache if it holds anything, made to know its stage."""
+def _foreign() -> CtxextError:
+    return CtxextError(
+        "this cache was filled before the model was patched, patched again or unpatched, so its keys don't fit",
+        hint="start with an empty cache",
+    )
+
+
+def layer_of(cache: Any, module: nn.Module, schedule: str) -> Any:
+    """This module's layer of the cache if it holds anything, ready to be given more; None if it holds nothing.
+
+    schedule: digest of what the model runs. Raises CtxextError for a cache that can't be used, and for one that
+    was filled under another schedule.
+    """
     if cache is None:
         return None
     if not isinstance(cache, Cache) or type(cache).__name__ == "EncoderDecoderCache":
@@ -141,24 +187,24 @@ def layer_of(cache: Any, module: nn.Module) -> Any:
         )
     if not _length(layer):
         return None
-    if not hasattr(layer, _STATE):
-        raise CtxextError(
-            "this cache was filled before the model was patched, so how its keys were turned isn't known",
-            hint="start with an empty cache",
-        )
+    held = getattr(layer, _HELD, None)
+    if held is None or held.schedule != schedule:
+        raise _foreign()
+    setattr(layer, _HELD, replace(held, expected=True))
     return layer
 
 
-def remember(cache: Any, module: nn.Module, stages: list[int], ends: list[int]) -> None:
+def remember(cache: Any, module: nn.Module, schedule: str, stages: list[int], ends: list[int]) -> None:
+    """Note what this module's layer of the cache holds after a call."""
     layer = cache.layers[module.layer_idx]
     if type(layer) in _KNOWN:
         layer.__class__ = _KNOWN[type(layer)]
-    setattr(layer, _STATE, (list(stages), list(ends)))
+    setattr(layer, _HELD, Held(schedule, tuple(stages), tuple(ends)))
 
 
 def check_contiguous(layer: Any, positions: torch.Tensor, batch: int) -> None:
     """Raise CtxextError unless positions, (rows, tokens), go on where each row of a cache layer ends."""
-    ends = getattr(layer, _STATE)[1]
+    ends = list(getattr(layer, _HELD).ends)
     if len(ends) != batch:
         raise CtxextError(f"the cache holds {len(ends)} sequences, the call has {batch}")
     # Seen from its last token, as the first ones may be pads; a row that begins in this call has only pads before.
@@ -172,14 +218,15 @@ def check_contiguous(layer: Any, positions: torch.Tensor, batch: int) -> None:
 
 def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch: int) -> None:
     """Turn the cached keys of each row to the stage of its queries, where they differ."""
-    now, ends = getattr(layer, _STATE)
+    held = getattr(layer, _HELD)
+    now, ends = held.stages, held.ends
     if len(now) != batch:
         raise CtxextError(f"the cache holds {len(now)} sequences, the call has {batch}")
-    if list(now) == list(stages):
+    if now == tuple(stages):
         return
     check_contiguous(layer, plan.positions, batch)
     length = _length(layer)
-    where = ("align", length, tuple(now), tuple(stages), tuple(ends))
+    where = ("align", length, now, tuple(stages), ends)
     if where not in plan.turns:
         # Rows that move alike share their angles: usually the whole batch does.
         offsets = torch.arange(-length + 1, 1, device=plan.positions.device)
@@ -192,7 +239,7 @@ def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch
         layer.keys[:, :, :length].copy_(turned)
     else:
         layer.keys = turned
-    setattr(layer, _STATE, (list(stages), ends))
+    setattr(layer, _HELD, replace(held, stages=tuple(stages)))
 
 
 def _turned(keys: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], layout: str) -> torch.Tensor:

@@ -48,13 +48,17 @@ class Planned(tuple):
 
 
 class StagedRotary(nn.Module):
-    """One stock rotary module per stage. Each token gets the angles of the stage that its position is in."""
+    """One stock rotary module per stage. Each token gets the angles of the stage that its position is in.
 
-    def __init__(self, modules: list[nn.Module], starts: list[int], layout: str):
+    digest: that of the schedule, by which a cache knows what it was filled under.
+    """
+
+    def __init__(self, modules: list[nn.Module], starts: list[int], layout: str, digest: str):
         super().__init__()
         self.stages = nn.ModuleList(modules)
         self.starts = starts
         self.layout = layout
+        self.digest = digest
         self.config = modules[0].config
 
     def plan(self, position_ids: torch.Tensor) -> Plan:
