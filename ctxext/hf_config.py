@@ -238,14 +238,14 @@ def write_config(
     target: the runtime that comes first where one form can't suit all. "vllm" leaves the trained length in
     max_position_embeddings under linear scaling, which vLLM multiplies by the factor; "mlx" writes yarn with
     options of its own as a table. The others take the form for "all". live: for a model in memory,
-    which can't become another architecture.
+    which can't become another architecture, and which its config class must be able to save.
     """
     new, said = dict(config), schedule
     if not live and smollm3.expressible(schedule, config.get("model_type", "")):
         new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(said, config.get("model_type", ""), fallback, target), **kept}
+    keys = {**native_parameters(said, config.get("model_type", ""), fallback, target, live), **kept}
     if "llama_4_scaling_beta" in kept:
         # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
         keys["original_max_position_embeddings"] = schedule.rope.trained_length
