@@ -38,17 +38,17 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config's scaling in one flat dict with rope_type and rope_theta, whichever dialect it is in.
 
     Precedence is transformers': rope_scaling over rope_parameters, a theta inside over one at the top.
-    Raises CtxextError if the rope is nested per layer type or there is no rope at all.
+    Raises CtxextError if there is no rope at all, none for layers with full attention, or a damaged one.
     """
-    found = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    found = _object(config, "rope_scaling") or _object(config, "rope_parameters")
     if any(isinstance(value, Mapping) for value in found.values()):
         # One rope per type of layer: sliding layers never look further than their window, so theirs stays.
         if not found.get(SCALED_LAYERS):
             raise CtxextError("can't patch this model: no rope in its config is for layers with full attention")
-        found = dict(found[SCALED_LAYERS])
+        found = _object(found, SCALED_LAYERS)
     found["rope_type"] = found.get("rope_type", found.pop("type", "default"))
     model_type = config.get("model_type", "")
-    theta = found.get("rope_theta") or config.get("rope_theta") or config.get("rotary_emb_base")
+    theta = number(found, "rope_theta") or number(config, "rope_theta") or number(config, "rotary_emb_base")
     partial = found.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct")))
     unsaid = (theta is None) or (
         partial is None and any(leaves_implicit(model_type, n) for n in ("partial_rotary_factor", "rotary_pct"))
@@ -56,7 +56,8 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     if unsaid:
         # Only the config class knows what it fills in; this import is the slow path for old checkpoints.
         implicit = _class_defaults(config)
-        theta, partial = theta or implicit.get("rope_theta"), implicit.get("partial_rotary_factor", partial)
+        theta = theta or implicit.get("rope_theta")
+        partial = implicit.get("partial_rotary_factor") if partial is None else partial
     if theta is None:
         raise CtxextError("can't patch this model: its config has no rope_theta, so no rotary embedding")
     found["rope_theta"] = float(theta)
@@ -65,13 +66,38 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _object(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A copy of the object of this name, empty if it is missing or null; CtxextError if it is something else."""
+    found = data.get(name)
+    if found and not isinstance(found, Mapping):
+        raise CtxextError(
+            f"{name} in config.json is {found!r}, which is no object",
+            hint="take the config from the base model, or write null if the model isn't scaled",
+        )
+    return dict(found or {})
+
+
+def number(data: Mapping[str, Any], name: str) -> float | None:
+    """The number of this name, None if it is missing or null; CtxextError if it is something else."""
+    found = data.get(name)
+    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise CtxextError(
+            f"{name} in config.json is {found!r}, which is no number",
+            hint="ctxext doctor --fix mends a number in quotes; else take the config from the base model",
+        )
+    return found
+
+
 def _class_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the family's class fills in of the rope. The scaling stays out: it adds nothing, and may be damaged."""
     from transformers import CONFIG_MAPPING
 
     model_type = config.get("model_type", "")
     if model_type not in CONFIG_MAPPING:
         return {}
-    built = CONFIG_MAPPING[model_type].from_dict({k: v for k, v in config.items() if v is not None})
+    scaling = ("rope_scaling", "rope_parameters")
+    given = {k: v for k, v in config.items() if v is not None and k not in scaling}
+    built = CONFIG_MAPPING[model_type].from_dict(given)
     found = dict(getattr(built, "rope_parameters", None) or {})
     return dict(found.get(SCALED_LAYERS) or {}) if per_layer_type(model_type) else found
 
@@ -97,9 +123,9 @@ def read_schedule(config: Mapping[str, Any], trained_length: int | None = None) 
     if block:
         return read_block(block)
     found = rope_parameters(config)
-    length = config.get("max_position_embeddings") or config.get("n_positions")
+    length = number(config, "max_position_embeddings") or number(config, "n_positions")
     kind = found["rope_type"]
-    original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
+    original = _original(config, found)
     base_length = trained_length or (original if kind != "default" and original else length)
     if not base_length:
         raise CtxextError(
@@ -112,18 +138,29 @@ def read_schedule(config: Mapping[str, Any], trained_length: int | None = None) 
     try:
         return _known_scaling(rope, found, length)
     except KeyError as error:
-        raise CtxextError(f"the {kind} scaling in config.json lacks {error}") from None
+        raise CtxextError(
+            f"the {kind} scaling in config.json lacks {error}",
+            hint="take the config from the base model, or pass --existing replace to drop that scaling",
+        ) from None
+
+
+def _original(config: Mapping[str, Any], found: Mapping[str, Any]) -> float | None:
+    """The length before scaling, in tokens: transformers lets the one at the top win."""
+    key = "original_max_position_embeddings"
+    return number(config, key) or number(found, key)
 
 
 def _known_scaling(rope: Rope, found: Mapping[str, Any], length: int | None) -> Schedule:
     """The Schedule of a scaling that transformers knows by name."""
     kind = found["rope_type"]
-    factor = found.get("factor") or (length / rope.trained_length if length else 1.0)
+    factor = number(found, "factor") or (length / rope.trained_length if length else 1.0)
     if kind == "linear":
         return methods.schedule(rope, "pi", factor)
     if kind in ("yarn", "llama3"):
         options = {o.name for o in methods.get(kind).options}
         given = {k: v for k, v in found.items() if k in options and v is not None}
+        # transformers knows no defaults for these two.
+        given |= {k: found[k] for k in ("low_freq_factor", "high_freq_factor") if k in options}
         return methods.schedule(rope, kind, factor, **given)
     if kind in ("longrope", "su"):
         if found["short_factor"] != found["long_factor"]:
@@ -137,7 +174,7 @@ def _known_scaling(rope: Rope, found: Mapping[str, Any], length: int | None) -> 
             rope,
             "longrope",
             max(factor, 1.0),
-            long_factor=list(found["long_factor"]),
+            long_factor=found["long_factor"],
             attention_factor=found.get("attention_factor"),
         )
     raise CtxextError(
@@ -158,7 +195,7 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
     if existing == "replace" and not config.get("ctxext"):
         # Drop it unread: the scaling may be one that has no fixed frequencies.
         found = rope_parameters(config)
-        original = config.get("original_max_position_embeddings") or found.get("original_max_position_embeddings")
+        original = _original(config, found)
         kept = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters")}
         plain = {k: v for k, v in found.items() if k in ("rope_theta", "partial_rotary_factor")}
         kept |= {"rope_parameters": {"rope_type": "default", **plain}}
@@ -182,7 +219,10 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
         now = read_schedule(config)
     geometric = now.rope.geometric()
     ratios = tuple(f / g for f, g in zip(now.stages[0].inv_freq, geometric, strict=True))
-    length = trained_length or config.get("max_position_embeddings") or now.max_length
+    length = trained_length or now.max_length
+    if not trained_length and not config.get("ctxext") and now.method in ("llama3", "longrope"):
+        # Their factor says nothing of the length: Llama 3.1 has factor 8, original length 8192 and reads 131072.
+        length = max(length, int(number(config, "max_position_embeddings") or 0))
     return Rope(now.rope.theta, now.rope.dim, length, ratios, now.stages[0].attention_scale)
 
 
@@ -201,14 +241,14 @@ def write_config(
     target: the runtime that comes first where one form can't suit all. "vllm" leaves the trained length in
     max_position_embeddings under linear scaling, which vLLM multiplies by the factor; "mlx" writes yarn with
     options of its own as a table. The others take the form for "all". live: for a model in memory,
-    which can't become another architecture.
+    which can't become another architecture, and which its config class must be able to save.
     """
     new, said = dict(config), schedule
     if not live and smollm3.expressible(schedule, config.get("model_type", "")):
         new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(said, config.get("model_type", ""), fallback, target), **kept}
+    keys = {**native_parameters(said, config.get("model_type", ""), fallback, target, live), **kept}
     if "llama_4_scaling_beta" in kept:
         # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
         keys["original_max_position_embeddings"] = schedule.rope.trained_length

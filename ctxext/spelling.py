@@ -63,13 +63,17 @@ def formula_scale(length: int, original: int) -> float:
 
 
 def native_parameters(
-    schedule: Schedule, model_type: str = "", fallback: str = "refuse", target: str = "all"
+    schedule: Schedule,
+    model_type: str = "",
+    fallback: str = "refuse",
+    target: str = "all",
+    live: bool = False,
 ) -> dict[str, Any]:
     """`rope_parameters` for a schedule: its native type, else the carrier, else a type no runtime accepts.
 
     A schedule that is more than a frequency table gets a rope_type that makes plain transformers stop with
     a KeyError that names ctxext.load, because any type it accepts would run something else. With fallback
-    "static" plain transformers gets the schedule's static approximation instead. target: see `write_config`.
+    "static" plain transformers gets the schedule's static approximation instead. target, live: see `write_config`.
     """
     if target not in TARGETS:
         raise UsageError(f"target={target!r} is not one of {', '.join(TARGETS)}")
@@ -79,7 +83,7 @@ def native_parameters(
     if not schedule.is_static and fallback == "static":
         return {"rope_theta": theta, **carrier(schedule.static_approximation())}
     if not schedule.is_static:
-        return {"rope_type": f"ctxext {schedule.method} ({REFUSE})", "rope_theta": theta}
+        return {"rope_theta": theta, **_refused(schedule, longrope=live and only_longrope(model_type))}
     native = schedule.native
     # transformers looks for yarn's truncate at the top of a nested dict, and doesn't find it.
     untold = native is not None and native.get("truncate") is False and per_layer_type(model_type)
@@ -96,6 +100,28 @@ def native_parameters(
         # Read by SGLang, which otherwise takes max_position_embeddings times factor for the length.
         keys["original_max_position_embeddings"] = schedule.rope.trained_length
     return keys
+
+
+def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
+    """What plain transformers stops at, naming ctxext.load.
+
+    longrope: in the words of a config class that lets no other type be saved. Text for the factor is a warning
+    when it is written and read, and a TypeError when a model is built. Where nobody looks at it, lists of zeros
+    make NaN of every angle.
+    """
+    said = f"ctxext {schedule.method} ({REFUSE})"
+    if not longrope:
+        return {"rope_type": said}
+    zeros = [0.0] * schedule.rope.size
+    return {
+        "rope_type": "longrope",
+        "factor": said,
+        "original_max_position_embeddings": schedule.rope.trained_length,
+        "short_factor": zeros,
+        "long_factor": zeros,
+        "short_mscale": 1.0,
+        "long_mscale": 1.0,
+    }
 
 
 def _usual_yarn(native: Mapping[str, Any]) -> bool:

@@ -113,10 +113,41 @@ def test_already_scaled_is_refused_replaced_or_composed(kind):
     assert replaced.ratios == ()
     assert replaced.trained_length == SCALED[kind].get("original_max_position_embeddings", 4096)
     composed = read_rope(config, existing="compose")
-    assert composed.trained_length == 4096
+    assert composed.trained_length == (8192 if kind == "linear" else 4096)
     assert composed.inv_freq() == pytest.approx(list(read_schedule(config).stages[0].inv_freq))
     # Extending a scaled rope has no native name: it must not claim one.
     assert methods.schedule(composed, "pi", 2).native is None
+
+
+@pytest.mark.parametrize("target", ["all", "vllm"])
+@pytest.mark.parametrize("name", [n for n, m in methods.all_methods().items() if not m.loads.startswith("needs")])
+def test_composing_extends_what_the_first_patch_reached(name, target):
+    """Whatever stands in max_position_embeddings: for vLLM, linear scaling leaves the trained length there."""
+    rope = read_rope(V4)
+    first = write_config(V4, methods.schedule(rope, name, 4, **options(name, rope)), target=target)
+    assert read_rope(first, existing="compose").trained_length == 16384
+    for dialect in ("rope_scaling", "rope_parameters"):
+        foreign = {k: v for k, v in first.items() if k not in ("ctxext", dialect)}
+        if name not in ("ntk", "theta"):
+            assert read_rope(foreign, existing="compose").trained_length == 16384
+
+
+@pytest.mark.parametrize(
+    ("length", "scaling", "reached"),
+    [
+        # Vicuna 16k: the trained length stays in max_position_embeddings.
+        (4096, {"type": "linear", "factor": 4.0}, 16384),
+        # What Qwen's cards say to add: the length isn't raised, or was rounded up before.
+        (40960, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        # Llama 3.1 reads further than the factor times the original length.
+        (131072, {**SCALED["llama3"], "original_max_position_embeddings": 8192}, 131072),
+        (8192, {**SCALED["llama3"], "original_max_position_embeddings": 8192}, 65536),
+        (131072, {**SCALED["longrope"], "original_max_position_embeddings": 4096}, 131072),
+    ],
+)
+def test_composing_extends_what_a_foreign_scaling_reached(length, scaling, reached):
+    config = {**V4, "max_position_embeddings": length, "rope_scaling": scaling}
+    assert read_rope(config, existing="compose").trained_length == reached
 
 
 def test_scaling_without_fixed_frequencies():
@@ -285,8 +316,28 @@ def test_sliding_window_counts_only_if_every_layer_has_it(config, window):
         ({"max_position_embeddings": None}, "--trained-length"),
         ({"hidden_size": None}, "neither head_dim nor hidden_size"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "full_attention": {}}}, "no rope in its config"),
+        ({"rope_scaling": {"full_attention": ["yarn"], "sliding_attention": {}}}, "full_attention .* no object"),
+        ({"rope_scaling": "linear"}, "rope_scaling .* 'linear', which is no object"),
+        ({"rope_scaling": [["type", "linear"]]}, "rope_scaling .* is no object"),
+        ({"rope_theta": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "llama3 .*low_freq_factor"),
+        ({"rope_theta": None, "rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "longrope .*short_fac"),
+        ({"rope_theta": "many"}, "rope_theta .* 'many', which is no number"),
+        ({"rope_scaling": {"type": "linear", "factor": "4.0"}}, "factor .* '4.0', which is no number"),
+        ({"max_position_embeddings": "4096"}, "max_position_embeddings .* '4096', which is no number"),
+        ({"rope_scaling": {**SCALED["yarn"], "original_max_position_embeddings": "1024"}}, "'1024', which is no"),
+        ({"rope_scaling": {**SCALED["longrope"], "long_factor": 2, "short_factor": 2}}, "must be list.*, got 2"),
     ],
 )
-def test_damaged_configs(change, message):
+@pytest.mark.parametrize("existing", ["refuse", "compose"])
+def test_damaged_configs(change, message, existing):
     with pytest.raises(CtxextError, match=message):
-        read_rope({**V4, **change})
+        read_rope({**V4, **change}, existing=existing)
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"rope_type": "llama3", "factor": 8.0}, {"rope_type": "longrope", "factor": 8.0}, {"factor": 4.0}]
+)
+def test_a_damaged_scaling_can_be_replaced(scaling):
+    """Nothing of it is needed, and theta comes from the config class."""
+    config = {**V4, "rope_theta": None, "rope_scaling": scaling}
+    assert read_rope(config, existing="replace") == Rope(10000.0, 64, 4096)

@@ -273,7 +273,7 @@ def test_already_scaled_checkpoints(tokens):
     with pytest.raises(CtxextError, match="already scaled"):
         ctxext.patch(model, "pi", 2)
     composed = ctxext.patch(model, "pi", 2, existing="compose")
-    assert composed.max_length == 256
+    assert composed.max_length == 128 * 2 * 2
     live = logits(model, tokens)
     reference = pico_model()
     ctxext.patch(reference, "pi", 4)

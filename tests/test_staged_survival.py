@@ -1,6 +1,8 @@
 """What a staged schedule must survive: training, undoing, folders, copies and casts; and what it refuses."""
 
 import copy
+import json
+import logging
 
 import pytest
 import torch
@@ -81,6 +83,39 @@ def test_folders_refuse_plain_transformers_and_load_with_ctxext(llama_folder, tm
     loaded = ctxext.load(out).eval()
     assert torch.equal(logits(loaded, tokens), logits(live, tokens))
     assert "KeyError" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize("method", ["dynamic_ntk", "self_extend"])
+@pytest.mark.parametrize("model_type", ["phi3", "phimoe"])
+def test_families_that_check_the_type_when_they_save(model_type, method, tmp_path, tokens, caplog, monkeypatch):
+    """Their config classes save nothing but longrope: it must be one that plain transformers won't run."""
+    from transformers import AutoModelForCausalLM
+
+    from ctxext.doctor import examine
+
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    pico_model(model_type).save_pretrained(tmp_path / "plain")
+    model = ctxext.load(tmp_path / "plain").eval()
+    unpatched = logits(model, tokens)
+    before = model.config.rope_parameters
+    ctxext.patch(model, method, 4)
+    want = logits(model, tokens)
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(TypeError):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert "needs ctxext.load" in caplog.text
+    assert torch.equal(logits(ctxext.load(tmp_path / "saved").eval(), tokens), want)
+    ctxext.unpatch(model)
+    assert model.config.rope_parameters == before
+    assert torch.equal(logits(model, tokens), unpatched)
+    # The doctor brings it to the form that ctxext writes itself.
+    ctxext.patch_checkpoint(tmp_path / "plain", tmp_path / "out", method=method, factor=4)
+    with pytest.raises(Exception, match=r"needs ctxext\.load" if model_type == "phi3" else "validate_rope"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert [f.check for f in examine(tmp_path / "saved", fix=True).mended] == ["block_and_keys"]
+    configs = [json.loads((tmp_path / n / "config.json").read_text()) for n in ("saved", "out")]
+    assert configs[0]["rope_parameters"] == configs[1]["rope_parameters"]
+    assert torch.equal(logits(ctxext.load(tmp_path / "saved").eval(), tokens), want)
 
 
 def test_the_static_fallback_is_the_last_stage(llama_folder, tmp_path, tokens):

@@ -161,6 +161,29 @@ def test_staged_untouched_and_composed_from_training_to_merge(text, cache, tmp_p
         assert torch.allclose(logits(merged, ids), logits(model, ids), atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_a_family_that_checks_the_type_when_it_saves(kind, text, cache, tmp_path):
+    """Phi-3's config class lets nothing but longrope be written: checkpoints, the end of a run and merging."""
+    from transformers import AutoModelForCausalLM
+
+    from ctxext.training.run import train
+
+    base = tmp_path / "base"
+    pico_model("phi3", vocab_size=1024, num_hidden_layers=1).save_pretrained(base)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, base / name)
+    changes = [f"model.path={base}", "method={name: dynamic_ntk, factor: 2}", f"adapter={{kind: {kind}}}"]
+    changes += ["positions={kind: plain}", "train.steps=2", "train.save_steps=1"]
+    trained = train(recipe(tmp_path / "run", text, cache, *changes))["trained"]
+    model = ctxext.load(trained).eval()
+    assert ctxext.schedule_of(model).method == "dynamic_ntk"
+    if kind == "lora":
+        trained = ctxext.merge(trained, tmp_path / "merged").out
+    with pytest.raises(Exception, match=r"needs ctxext\.load"):
+        AutoModelForCausalLM.from_pretrained(trained)
+    assert ctxext.schedule_of(ctxext.load(trained)).method == "dynamic_ntk"
+
+
 def test_commands(adapter, monkeypatch, capsys, tmp_path):
     out, _ = adapter
     code, printed, err = run(monkeypatch, capsys, "merge", out / "adapter", "-o", tmp_path / "merged", "--json")
