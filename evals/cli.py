@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
+from ctxext.errors import UsageError
 from ctxext.options import Existing, Json, Model, OptionalMethod, Set, TrainedLength
 
 from . import cli_tasks
@@ -50,17 +51,22 @@ def ppl(
     factor: Factor = 4.0,
     settings: Set = None,
     documents: Annotated[int, typer.Option(help="How many documents of the longest length.", min=1)] = 1,
-    bucket: Annotated[int | None, typer.Option(help="Tokens per position bucket; default an eighth.")] = None,
-    crop: Crop = True,
+    bucket: Annotated[
+        int | None, typer.Option(help="Tokens per position bucket; default an eighth.", min=1)
+    ] = None,
+    crop: Annotated[
+        bool | None, typer.Option("--crop/--no-crop", help="Measure the crop control too: the default.")
+    ] = None,
     crop_stride: Annotated[
-        int | None, typer.Option(help="Tokens scored per control window; default L/16.")
+        int | None, typer.Option(help="Tokens scored per control window; default L/16.", min=1)
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="Instead: YaRN's sliding window, this many tokens apart, at each length.")
+        int | None,
+        typer.Option(help="Instead: YaRN's sliding window, this many tokens apart, at each length.", min=1),
     ] = None,
     aggregation: Annotated[
-        str, typer.Option(help="With --stride: token (weighted) or window (as YaRN).")
-    ] = "window",
+        str | None, typer.Option(help="With --stride: token (weighted) or window (as YaRN, the default).")
+    ] = None,
     prefill: Annotated[
         int | None, typer.Option(help="Read texts so many tokens at a time, if activations don't fit.", min=1)
     ] = None,
@@ -77,8 +83,11 @@ def ppl(
     json: Json = False,
 ) -> None:
     """Perplexity by length and by position, from one prefill per document."""
-    from . import perplexity, plots, results, text
+    only = {"bucket": bucket, "prefill": prefill, "crop": crop, "crop-stride": crop_stride, "against": against}
+    _check_ppl(stride, aggregation, only)
+    from . import pairing, perplexity, plots, results, text
 
+    baseline = pairing.read_baseline(against) if against else None
     chosen = data_of(model, data)
     more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
     subject = subject_of(model, method, factor, settings, **more)
@@ -86,19 +95,23 @@ def ppl(
     bos = text.bos_id(subject.tokenizer)
     if stride is not None:
         found = text.documents(chosen, subject.tokenizer, max(asked), documents, whole=True)
-        rows = [
-            perplexity.sliding_window(subject.model, found.ids, n, stride, bos=bos, aggregation=aggregation)
-            for n in asked
-        ]
+        common = {"bos": bos, "aggregation": aggregation or "window"}
+        rows = [perplexity.sliding_window(subject.model, found.ids, n, stride, **common) for n in asked]
         rows = [{"length": n, **row} for n, row in zip(asked, rows, strict=True)]
         measured: dict[str, Any] = {"rows": rows, "settings": {"measure": "sliding window", "stride": stride}}
     else:
         found = text.documents(chosen, subject.tokenizer, max(asked), documents)
+        controlled = crop is not False and max(asked) > subject.trained_length
+        if controlled and crop_stride is not None:
+            perplexity.check_crop(subject.trained_length, crop_stride, bos)
+        if baseline:
+            same = {"data_sha256": found.sha256, "documents": found.names, "lengths": asked, "bucket": bucket}
+            pairing.check(baseline, **same)
         common = {"bucket": bucket, "bos": bos, "seed": seed}
         curve = perplexity.prefix_curve(subject.model, found.ids, asked, prefill=prefill, **common)
         measured = {k: getattr(curve, k) for k in ("rows", "buckets", "settings")}
         measured["per_document"] = curve.documents
-        if crop and max(asked) > subject.trained_length:
+        if controlled:
             with subject.as_trained():
                 control = perplexity.crop_control(
                     subject.model, found.ids, asked, subject.trained_length, stride=crop_stride, **common
@@ -114,13 +127,32 @@ def ppl(
         documents=found.names,
         **{k: measured[k] for k in ("buckets", "control", "per_document") if k in measured},
     )
-    if against:
-        document["against"] = perplexity.paired(document, results.read_json(against), seed=seed)
+    if baseline:
+        if out:
+            results.write_json(out, document)
+        document["against"] = pairing.paired(document, baseline, seed=seed)
     if not json:
         _print_ppl(document)
     finish(document, out, json)
     if plot:
         _plot_ppl(document, plot, plots)
+
+
+def _check_ppl(stride: int | None, aggregation: str | None, only: dict[str, Any]) -> None:
+    """Raise UsageError for options of `ppl` that can't go together. only: those of the measurement without
+    --stride, None where not given."""
+    given = [name for name, value in only.items() if value is not None and value is not False]
+    if stride is not None and given:
+        raise UsageError(f"--stride has no --{given[0]}", hint="measure by prefix, without --stride")
+    if aggregation is not None:
+        from .sliding import AGGREGATIONS
+
+        if stride is None:
+            raise UsageError("--aggregation needs --stride")
+        if aggregation not in AGGREGATIONS:
+            raise UsageError(f"--aggregation {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
+    if only["crop"] is False and only["crop-stride"] is not None:
+        raise UsageError("--crop-stride needs --crop")
 
 
 def _print_ppl(document: dict[str, Any]) -> None:

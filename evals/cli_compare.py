@@ -44,7 +44,10 @@ def compare(
     chosen, limit = read_suite(suite), parse_budget(budget) if budget else None
     paths = data_of(model, data)
     subject = load(model, dtype=dtype, attention=attention, trained_length=trained_length, existing=existing)
-    target = round(subject.start().trained_length * factor)
+    base = subject.start().trained_length
+    step = max(1, base // 16)
+    # Whole steps, so that one width of buckets suits every length.
+    target = round(base * factor) // step * step
     asked = parse_lengths(lengths, subject.trained_length, target)
     answer = comparison.run(subject, variants, asked, chosen, paths, out, limit=limit)
     if json:

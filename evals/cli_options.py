@@ -43,12 +43,13 @@ Seed = Annotated[int, typer.Option(help="Draws keys, and resamples documents for
 
 
 def parse_lengths(text: str | None, trained: int, target: int) -> list[int]:
-    """`2048,8192` or `2k,8k` as tokens; without it half the trained length, doubling up to twice or the target."""
+    """`2048,8192` or `2k,8k` as tokens; without it half the trained length, doubling up to the target, which is
+    the last. A target that isn't beyond the trained length counts as twice that."""
     if text is None:
-        top, lengths = max(target, 2 * trained), [trained // 2]
-        while lengths[-1] * 2 <= top:
+        top, lengths = target if target > trained else 2 * trained, [trained // 2]
+        while lengths[-1] * 2 < top:
             lengths.append(lengths[-1] * 2)
-        return lengths
+        return [*lengths, top]
     try:
         found = [int(float(p[:-1]) * 1024) if p[-1:] in "kK" and p else int(p) for p in text.split(",")]
     except ValueError:

@@ -135,10 +135,14 @@ def ruler(
     more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
     subject = subject_of(model, method, factor, settings, **more)
     asked = parse_lengths(lengths, subject.trained_length, subject.schedule.max_length)
-    chosen = tuple(tasks.split(",")) if tasks else measure.DEFAULT_TASKS
-    common: dict[str, Any] = {"tasks": chosen, "samples": samples, "seed": seed, "batch_size": batch_size}
-    common |= {"haystack": haystack_of(haystack), "example": example, "threshold": threshold}
-    common |= {"resume": resume, "identity": identity(subject)}
+    form: dict[str, Any] = {"seed": seed, "haystack": haystack_of(haystack), "example": example}
+    chosen = tasks.split(",") if tasks else None
+    if lengths is None:
+        wanted = asked, chosen or measure.DEFAULT_TASKS
+        asked, chosen = measure.grid_that_fits(subject.tokenizer, asked, chosen, **form)
+        _say_left_out(wanted, (asked, chosen))
+    common = {"tasks": chosen or measure.DEFAULT_TASKS, "samples": samples, "batch_size": batch_size, **form}
+    common |= {"threshold": threshold, "resume": resume, "identity": identity(subject)}
     found = measure.ruler(subject.model, subject.tokenizer, asked, **common)
     further: dict[str, Any] = {"lengths": found.lengths, "effective_length": found.effective}
     if crop and max(asked) > subject.trained_length:
@@ -156,6 +160,12 @@ def ruler(
     if not json:
         _print_ruler(document)
     finish(document, out, json)
+
+
+def _say_left_out(wanted: tuple, kept: tuple) -> None:
+    out = [str(part) for had, has in zip(wanted, kept, strict=True) for part in had if part not in has]
+    if out:
+        terminal.say(f"left out, as prompts don't fit: {', '.join(out)}; see --lengths and --tasks")
 
 
 def _print_ruler(document: dict[str, Any]) -> None:

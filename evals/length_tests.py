@@ -71,7 +71,8 @@ class LengthTests:
 
 
 def copying(model: Any, length: int, *, vocabulary: int, rows: int, seed: int = 0) -> dict[str, Any]:
-    """Accuracy of copying: of the second half of `rows` sequences of `length` tokens, which is the first half."""
+    """Accuracy of copying: of the second half, without its first 4 tokens, of `rows` sequences of `length`
+    tokens, which is the first half again."""
     import torch
 
     from .head import token_scores

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,14 @@ def passkey_dataset(**settings: Any) -> dict[str, datasets.Dataset]:
     builder = PromptBuilder(tokenizer, bos_id(tokenizer))
     count, trials, seed = (int(settings.get(k, v)) for k, v in (("depths", 5), ("trials", 4), ("seed", 0)))
     rows = []
-    for length in lengths_of(settings):
-        for depth in [i / (count - 1) for i in range(count)] if count > 1 else [0.5]:
-            for trial in range(trials):
-                key = make_key(seed, length, depth, trial)
-                text = builder.build(length, depth, key).text
-                prompt, answer = text[: -len(key) - 1], text[-len(key) - 1 :]
-                rows.append({"length": length, "depth": depth, "prompt": prompt, "answer": answer})
+    depths = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
+    # The harness's --limit takes the first rows: each length comes before the next depth, each depth before the
+    # next trial.
+    for trial, depth, length in product(range(trials), depths, lengths_of(settings)):
+        key = make_key(seed, length, depth, trial)
+        text = builder.build(length, depth, key).text
+        prompt, answer = text[: -len(key) - 1], text[-len(key) - 1 :]
+        rows.append({"length": length, "depth": depth, "prompt": prompt, "answer": answer})
     return _test(rows)
 
 
@@ -95,8 +96,8 @@ def ruler_dataset(task: str, **settings: Any) -> dict[str, datasets.Dataset]:
     builder = SampleBuilder(tokenizer, bos_id(tokenizer), haystack=haystack, example=example)
     made = [
         builder.build(task, length, index, int(settings.get("seed", 0)))
-        for length in lengths_of(settings)
         for index in range(int(settings.get("samples", 20)))
+        for length in lengths_of(settings)
     ]
     return _test([{"input": s.text, "outputs": list(s.answers), "length": s.length} for s in made])
 
@@ -182,6 +183,15 @@ def token_weighted_ppl(items: Sequence[tuple[float, int]]) -> float:
     return perplexity(-sum(logprob for logprob, _ in items) / sum(tokens for _, tokens in items))
 
 
+def check_limit(tasks: Sequence[str], limit: Any) -> None:
+    """Raise UsageError for a limit on a task whose rows are parts of a whole."""
+    if limit is not None and {"ctxext_ppl", "ctxext"} & set(tasks):  # the task and its tag
+        raise UsageError(
+            "ctxext_ppl can't be limited: its rows are the buckets of a text, and the far ones would be left out",
+            hint="leave out --limit, or give a smaller max_seq_lengths",
+        )
+
+
 def evaluate(
     lm: Any,
     tasks: Sequence[str],
@@ -195,8 +205,10 @@ def evaluate(
     """Run harness tasks, ours by their names `ctxext_...`, on a `CtxextLM`; the results in the harness's schema.
 
     The harness's own index (seconds to read) is loaded only if a task isn't found in ours or in `include_path`.
-    `out`: also write `results_<time>.json` there, as the harness does. Raises UsageError for an unknown task.
+    `out`: also write `results_<time>.json` there, as the harness does. Raises UsageError for an unknown task, and
+    for a `limit` (documents per task) on perplexity.
     """
+    check_limit(tasks, limit)
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager

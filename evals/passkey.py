@@ -32,7 +32,7 @@ from .presets import PresetBuilder
 from .prompt_builder import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
 from .results import append_jsonl, resume_jsonl
 from .stats import wilson
-from .text import bos_id
+from .text import bos_id, sha256
 
 __all__ = ["DEPTHS", "PasskeyResult", "Prompt", "PromptBuilder", "make_key", "passkey"]
 DEPTHS = tuple(i / 10 for i in range(11))
@@ -156,7 +156,7 @@ def passkey(
     if preset is not None or haystack is not None or distractors:
         settings |= {
             "preset": preset,
-            "haystack_characters": haystack and len(haystack),
+            "haystack_sha256": haystack and sha256(haystack),
             "distractors": distractors,
         }
     possible = batch_size == 1 and crop is None and not generate

@@ -31,11 +31,12 @@ from .stats import bootstrap_interval, paired_difference, perplexity
 
 __all__ = [
     "Curve",
+    "bucket_width",
+    "check_crop",
     "compare",
     "crop_control",
     "crop_nll",
     "length_dependent",
-    "paired",
     "prefix_curve",
     "sliding_window",
 ]
@@ -127,6 +128,11 @@ def _curve(scored: Iterable[torch.Tensor], lengths: list[int], bucket: int, seed
     return Curve(rows, [buckets[i] for i in kept], documents, {**settings, "lengths": lengths, "bucket": bucket})
 
 
+def bucket_width(bucket: int | None, longest: int) -> int:
+    """Tokens per position bucket: what was asked for, or an eighth of the longest length."""
+    return bucket or max(1, longest // 8)
+
+
 def prefix_curve(
     model,
     docs_ids: Documents,
@@ -170,7 +176,7 @@ def prefix_curve(
                 yield chunked_nll(model, sequence, prefill, chunk=chunk)
 
     settings = {"measure": "prefix", "bos": bos, "documents": len(sequences), "seed": seed}
-    return _curve(scored(), chosen, bucket or max(1, chosen[-1] // 8), seed, settings)
+    return _curve(scored(), chosen, bucket_width(bucket, chosen[-1]), seed, settings)
 
 
 def crop_control(
@@ -199,7 +205,7 @@ def crop_control(
     """
     chosen = _lengths(lengths)
     stride = max(1, trained_length // 16) if stride is None else stride
-    _check_crop(trained_length, stride, bos)
+    check_crop(trained_length, stride, bos)
     sequences = _sequences(docs_ids, chosen[-1], bos, short)
     shared = {"stride": stride, "bos": bos, "batch_size": batch_size, "chunk": chunk}
     scored = (
@@ -208,10 +214,10 @@ def crop_control(
     )
     settings = {"measure": "crop", "trained_length": trained_length, "stride": stride, "bos": bos}
     settings |= {"documents": len(sequences), "seed": seed}
-    return _curve(scored, chosen, bucket or max(1, chosen[-1] // 8), seed, settings)
+    return _curve(scored, chosen, bucket_width(bucket, chosen[-1]), seed, settings)
 
 
-def _check_crop(trained_length: int, stride: int, bos: int | None) -> int:
+def check_crop(trained_length: int, stride: int, bos: int | None) -> int:
     """Document tokens per window; UsageError if windows of `trained_length` can't move by `stride`."""
     if trained_length < 2:
         raise UsageError(f"trained_length must be at least 2 tokens, not {trained_length}")
@@ -235,7 +241,7 @@ def crop_nll(
 
     Windows of `trained_length` tokens score their last `stride`; see `crop_control`.
     """
-    room, length = _check_crop(trained_length, stride, bos), len(sequence)
+    room, length = check_crop(trained_length, stride, bos), len(sequence)
     ends = [min(end, length) for end in range(trained_length + stride, length + stride, stride)]
     nll = torch.empty(length - 1)
     head = sequence[: min(trained_length, length)]
@@ -278,21 +284,3 @@ def compare(curve: Curve, baseline: Curve, *, seed: int = 0) -> dict[str, list[d
             for column, place in enumerate(places)
         ]
     return answer
-
-
-def paired(document: dict, baseline: dict, *, seed: int = 0) -> dict:
-    """`compare` of two stored result documents of `prefix_curve`, {"model", "lengths", "buckets"}.
-
-    Raises UsageError if they weren't measured on the same texts at the same lengths and buckets.
-    """
-    for name in ("per_document", "buckets"):
-        if name not in document or name not in baseline:
-            raise UsageError("a paired difference needs two documents of `ctxext eval ppl`, without --stride")
-    same = [d["settings"].get("data_sha256") for d in (document, baseline)]
-    if same[0] != same[1] or document.get("documents") != baseline.get("documents"):
-        raise UsageError(
-            "the two were measured on different texts", hint="give both the same --data and --documents"
-        )
-    curves = [Curve(d["results"], d["buckets"], d["per_document"], d["settings"]) for d in (document, baseline)]
-    label = (baseline.get("schedule") or {}).get("method", "unpatched")
-    return {"model": f"{baseline['model']} {label}", **compare(*curves, seed=seed)}

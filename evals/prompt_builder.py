@@ -112,13 +112,14 @@ class PromptBuilder:
     """Builds prompts of exactly `length` tokens at `depth` for one tokenizer.
 
     The plan of a cell (how many sentences, which padding) is searched once, with a reference key, and verified for
-    each other key, since keys may take different numbers of tokens. `haystack`: sentences to repeat instead of the
-    usual five.
+    each other key, since keys may take different numbers of tokens. `haystack`: sentences of a running text
+    instead of the usual five; it begins anew only where it ends.
     """
 
     def __init__(self, tokenizer, bos: int | None = None, haystack: Sequence[str] | None = None):
         self._fitter = Fitter(tokenizer, bos)
         self._filler = list(haystack or SENTENCES)
+        self._runs = bool(haystack)
         self._plans: dict[tuple[int, float], tuple[int, list[str]] | None] = {}
         if haystack:
             some = self._filler[:64]
@@ -149,8 +150,9 @@ class PromptBuilder:
         needles += [(d.depth, 1, _named(NEEDLE, d.ordinal).format(key=d.key)) for d in distractors]
         needles.sort()
         cuts = [0, *(round(sentences * place) for place, _, _ in needles), sentences]
+        # The usual sentences begin anew after a needle, as in published prompts; a haystack is read on.
         parts = [
-            " ".join(self._filler[i % len(self._filler)] for i in range(end - start))
+            " ".join(self._filler[(i + start * self._runs) % len(self._filler)] for i in range(end - start))
             for start, end in pairwise(cuts)
         ]
         sizes = [end - start for start, end in pairwise(cuts)]

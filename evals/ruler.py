@@ -19,7 +19,7 @@ from .results import append_jsonl, resume_jsonl
 from .ruler_samples import Sample, SampleBuilder, string_match_all
 from .ruler_tasks import known_tasks
 from .stats import wilson
-from .text import bos_id
+from .text import bos_id, sha256
 
 DEFAULT_TASKS = ("niah_single_1", "niah_multikey_2", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe")
 THRESHOLD = 85.6
@@ -100,7 +100,8 @@ def ruler(
 
     `crop=trained_length` is the control: the unpatched model reads only the last tokens. `resume`: a JSONL file
     that keeps finished cells; `identity` says which model they are of. `haystack`, `example`: see `ruler_tasks`.
-    All samples are built before the first forward, so a length that can't be is refused at once.
+    All samples are built before the first forward (and again when they are read, as they are large), so a length
+    that can't be is refused at once.
     """
     lengths, tasks = sorted(set(lengths)), known_tasks(list(dict.fromkeys(tasks)))
     if samples < 1 or batch_size < 1 or not lengths or not tasks:
@@ -116,14 +117,15 @@ def ruler(
         "bos": front,
         "example": example,
         "threshold": threshold,
-        "haystack_characters": haystack and len(haystack),
+        "haystack_sha256": haystack and sha256(haystack),
     }
     key = json.dumps(settings | {"identity": identity}, sort_keys=True)
     stored = resume_jsonl(resume)
     done = {(row["task"], row["length"]): row["row"] for row in stored if row["settings"] == key}
     cells = [(task, length) for length in lengths for task in tasks if (task, length) not in done]
     for task, length in cells:
-        builder.build(task, length, 0, seed)
+        for index in range(samples):
+            builder.build(task, length, index, seed)
     for task, length in progress(cells, description, total=len(cells)):
         made = [builder.build(task, length, index, seed) for index in range(samples)]
         said: list[str] = []
@@ -151,6 +153,41 @@ def ruler(
         means.append({"length": length, "score": mean, "passes": 100 * mean > threshold})
     effective = max((row["length"] for row in means if row["passes"]), default=None)
     return RulerResult(rows, means, effective, settings)
+
+
+def grid_that_fits(
+    tokenizer,
+    lengths: Iterable[int],
+    tasks: Iterable[str] | None = None,
+    *,
+    seed: int = 0,
+    haystack: str | None = None,
+    example: bool = True,
+) -> tuple[list[int], list[str]]:
+    """What of lengths that nobody asked for can be measured: (lengths, tasks).
+
+    Without `tasks` those of the default ones that fit in the longest length; then the lengths that each of them
+    fits in. Raises UsageError if there is none.
+    """
+    builder = SampleBuilder(tokenizer, bos_id(tokenizer), haystack=haystack, example=example)
+    lengths, refused = sorted(set(lengths)), UsageError("ruler needs at least one length and task")
+
+    def fits(task: str, length: int) -> bool:
+        nonlocal refused
+        try:
+            builder.build(task, length, 0, seed)
+        except UsageError as error:
+            refused = error
+            return False
+        return True
+
+    if tasks is None:
+        tasks = [task for task in DEFAULT_TASKS if fits(task, lengths[-1])]
+    tasks = known_tasks(list(tasks))
+    found = [length for length in lengths if tasks and all(fits(task, length) for task in tasks)]
+    if not found:
+        raise refused
+    return found, tasks
 
 
 def _visible(builder: SampleBuilder, sample: Sample, crop: int, bos: int | None) -> float:

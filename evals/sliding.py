@@ -12,6 +12,8 @@ from . import progress
 from .head import CHUNK, token_nll
 from .stats import perplexity
 
+AGGREGATIONS = ("token", "window")
+
 
 def sliding_window(
     model,
@@ -36,8 +38,8 @@ def sliding_window(
 
     Returns {"window", "stride", "aggregation", "truncate", "documents", "windows", "tokens", "nll", "ppl"}.
     """
-    if aggregation not in ("token", "window"):
-        raise UsageError(f"aggregation must be 'token' or 'window', not {aggregation!r}")
+    if aggregation not in AGGREGATIONS:
+        raise UsageError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {aggregation!r}")
     width = window if bos is None else window - 1
     step = width if truncate else stride
     if not 1 <= step <= width or window < 2:

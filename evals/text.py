@@ -60,7 +60,7 @@ def _read(path: Path) -> str:
 
 def _jsonl(path: Path, name: str) -> list[Text]:
     texts = []
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(_read(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -127,6 +127,11 @@ def load_texts(paths: str | Path | Iterable[str | Path]) -> list[Text]:
     if not any(text.text.strip() for text in texts):
         raise CtxextError(f"no text in {', '.join(map(str, paths))}")
     return texts
+
+
+def sha256(text: str) -> str:
+    """The sha256 of a text's UTF-8, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest(texts: Iterable[Text]) -> str:

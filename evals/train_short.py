@@ -8,7 +8,8 @@ holds is not measured again. The measures:
 
 - perplexity of the last 64 tokens of held-out books, by length;
 - passkey retrieval by length;
-- copying: a random sequence of half the length is said twice; the share of the second half that is guessed right.
+- copying: a random sequence of half the length is said twice; the share of the second half, without
+  its first 4 tokens, that is guessed right.
 
 The RoPE model is also measured as it is rescued without training: at each length by the factor that it needs, and
 by factors that were searched for it on the text of training.

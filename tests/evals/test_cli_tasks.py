@@ -40,6 +40,18 @@ def test_ruler(monkeypatch, capsys, tmp_path):
     assert "effective length none" in out
 
 
+def test_ruler_by_default(monkeypatch, capsys):
+    """The default lengths begin below what the tasks need: those are left out, and said so."""
+    code, out, err = run(monkeypatch, capsys, "eval", "ruler", "tiny", "--samples", 1, "--no-crop", *TINY)
+    assert code == 0, err
+    document = json.loads(out)
+    assert [row["length"] for row in document["lengths"]] == [512]
+    assert "left out, as prompts don't fit: 128, 256, vt, cwe" in " ".join(err.split())
+    code, out, err = run(monkeypatch, capsys, "eval", "ruler", "tiny", "--tasks", "vt", *TINY)
+    assert (code, out) == (2, "")
+    assert "vt needs at least" in err
+
+
 def test_longppl(monkeypatch, capsys):
     args = ("eval", "longppl", "tiny", "--length", 400, "--documents", 1, "--short", 64)
     code, out, err = run(monkeypatch, capsys, *args, *TINY)

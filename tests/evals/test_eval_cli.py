@@ -103,6 +103,9 @@ def test_other_models_need_data(monkeypatch, capsys, llama_folder):
 def test_default_lengths():
     assert parse_lengths(None, 256, 1024) == [128, 256, 512, 1024]
     assert parse_lengths(None, 256, 256) == [128, 256, 512]
+    assert parse_lengths(None, 256, 768) == [128, 256, 512, 768]
+    assert parse_lengths(None, 256, 384) == [128, 256, 384]
+    assert parse_lengths(None, 256, 192) == [128, 256, 512]
     assert parse_lengths("2k,512,512", 256, 256) == [512, 2048]
 
 

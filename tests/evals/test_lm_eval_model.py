@@ -22,7 +22,14 @@ from lm_eval.models.huggingface import HFLM
 
 import ctxext
 from ctxext_evals.lm_eval_model import CtxextLM
-from ctxext_evals.lm_eval_tasks import TASKS_FOLDER, evaluate, lengths_of, tokenizer_of
+from ctxext_evals.lm_eval_tasks import (
+    TASKS_FOLDER,
+    evaluate,
+    lengths_of,
+    passkey_dataset,
+    ruler_dataset,
+    tokenizer_of,
+)
 from ctxext_evals.models import load
 from ctxext_evals.passkey import passkey
 from ctxext_evals.perplexity import prefix_curve
@@ -183,5 +190,41 @@ def test_tasks_that_make_their_own_texts_get_a_tokenizer():
 
     line = ["--model", "ctxext", "--model_args", "pretrained=tiny,method=yarn,factor=4", "--tasks", "x"]
     assert with_tokenizer(line) == [*line[:3], f"{line[3]},tokenizer={TINY}", *line[4:]]
+    joined = ["--model", "ctxext", f"--model_args={line[3]}", "--tasks=x"]
+    assert with_tokenizer(joined) == [*joined[:2], f"{joined[2]},tokenizer={TINY}", joined[3]]
     for other in ("pretrained=some/folder", "pretrained=tiny,tokenizer=mine"):
         assert with_tokenizer(["--model_args", other]) == ["--model_args", other]
+        assert with_tokenizer([f"--model_args={other}"]) == [f"--model_args={other}"]
+
+
+def test_our_tasks_are_on_the_path_unless_another_folder_is():
+    from ctxext_evals.lm_eval.__main__ import with_tasks
+
+    ours = ["--include_path", str(TASKS_FOLDER)]
+    for line in (["--tasks", "x"], ["run", "--tasks=x"]):
+        assert with_tasks(line) == [*line, *ours]
+    others = ["--tasks", "x", "--include_path", "/x"], ["--include_path=/x", "--tasks=x"]
+    for line in (*others, ["ls", "tasks"], []):
+        assert with_tasks(line) == line
+
+
+def test_a_limit_keeps_every_length(subject):
+    """Rows go round the lengths, so that the first few have all of them; what can't be cut is refused."""
+    metadata = {"tokenizer": "tiny", "max_seq_lengths": [400, 600], "trials": 2, "depths": 2, "samples": 2}
+    rows = passkey_dataset(**metadata)["test"]
+    assert [row["length"] for row in rows] == [400, 600] * 4
+    assert {row["depth"] for row in rows.select(range(4))} == {0, 1}
+    assert [row["length"] for row in ruler_dataset("fwe", **metadata, example=False)["test"]] == [400, 600] * 2
+    found = evaluate(CtxextLM(subject), ["ctxext_passkey"], metadata=metadata, limit=2)["results"]
+    assert {"acc_400,none", "acc_600,none"} <= set(found["ctxext_passkey"])
+    with pytest.raises(UsageError, match="ctxext_ppl can't be limited"):
+        evaluate(CtxextLM(subject), ["ctxext_passkey", "ctxext_ppl"], metadata=metadata, limit=2)
+
+
+@pytest.mark.parametrize("limit", [["--limit", "2"], ["--limit=2"], ["-L", "2"]])
+def test_the_harnesss_own_command_line_refuses_such_a_limit(limit, monkeypatch, capsys):
+    from ctxext_evals.lm_eval.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--tasks=ctxext_fwe,ctxext_ppl", *limit])
+    assert main() == 2
+    assert "ctxext_ppl can't be limited" in capsys.readouterr().err

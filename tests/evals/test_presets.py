@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import pytest
@@ -137,6 +138,32 @@ def test_haystacks_and_distractors_keep_lengths_exact(bos):
                 assert prompt.ids[: prompt.answer_start] + list(rival) == list(tokenizer(instead).input_ids)
     assert "striking" in prompt.text
     assert "The grass is green" not in prompt.text
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.4, 1.0])
+def test_a_haystack_is_read_on_after_the_needle(depth):
+    """What stands before and after the needle is one running text, no sentence of which comes twice."""
+    essay = [f"In the year {year} there was a harvest." for year in range(1200, 1300)]
+    builder = PromptBuilder(ByteTokenizer(), None, essay)
+    lines = builder.build(1500, depth, "12345").text.split("\n")
+    before, needle, after = lines[1:4]
+    assert "The pass key is 12345" in needle
+    running = f"{before} {after}".strip()
+    found = sentences_of(running)
+    whole = [sentence for sentence in found if sentence.endswith("harvest.")]
+    assert len(found) - len(whole) <= 1, "at most one sentence is cut, to hit the length"
+    assert whole == essay[: len(whole)]
+    assert len(whole) > 15
+    assert len(set(found)) == len(found)
+
+
+def test_a_haystack_of_the_same_length_is_another(tmp_path):
+    model, path = random_llama(), tmp_path / "cells.jsonl"
+    grid = {"depths": [0.5], "trials": 1, "resume": path, "identity": "a"}
+    other = ESSAY.replace("clocks", "clacks")
+    found = [passkey(model, ByteTokenizer(), [900], **grid, haystack=text) for text in (ESSAY, other)]
+    assert found[0].rows[0]["logprob"] != found[1].rows[0]["logprob"]
+    assert found[0].settings["haystack_sha256"] == hashlib.sha256(ESSAY.encode()).hexdigest()
 
 
 def test_the_margin_is_that_of_the_key_over_the_likeliest_other():

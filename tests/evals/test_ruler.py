@@ -10,9 +10,11 @@ import pytest
 import torch
 from stand_ins import TOKENIZERS, ByteTokenizer, random_llama
 from torch import nn
+from transformers import AutoTokenizer
 
-from ctxext.errors import UsageError
-from ctxext_evals.ruler import ruler
+from ctxext.errors import CtxextError, UsageError
+from ctxext.resolve import TINY
+from ctxext_evals.ruler import DEFAULT_TASKS, grid_that_fits, ruler
 from ctxext_evals.ruler_samples import SampleBuilder, string_match_all
 from ctxext_evals.ruler_tasks import TASKS
 from ctxext_evals.text import bos_id
@@ -182,6 +184,46 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert ruler(Broken(), Bytes(), [2000], **grid).rows == whole.rows
     with pytest.raises(AssertionError, match="already"):
         ruler(Broken(), Bytes(), [2000], **grid, identity="other")
+
+
+def test_a_haystack_of_the_same_length_is_another(tmp_path):
+    grid = {"tasks": ["niah_single_2"], "samples": 1, "resume": tmp_path / "r.jsonl"}
+    for text in ("One day. " * 900, "Two days." * 900, "One day. " * 900):
+        ruler(Solver(), Bytes(), [3800], **grid, haystack=text)
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2
+
+
+def test_every_sample_is_built_before_the_first_forward():
+    """With tiny's tokenizer words take one to three tokens, so a length may suit the first sample alone."""
+
+    class Unread(Solver):
+        def generate(self, *args, **options):
+            raise AssertionError("a forward ran")
+
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    builder = SampleBuilder(tokenizer)
+
+    def fits(length, index):
+        try:
+            return bool(builder.build("niah_single_1", length, index))
+        except CtxextError:
+            return False
+
+    length = next(n for n in range(260, 300) if fits(n, 0) and not all(fits(n, i) for i in range(1, 4)))
+    with pytest.raises(CtxextError, match=r"needs at least|no filler"):
+        ruler(Unread(), tokenizer, [length], tasks=["niah_single_1"], samples=4)
+
+
+def test_a_default_grid_leaves_out_what_can_not_be():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    lengths, tasks = grid_that_fits(tokenizer, [128, 256, 512])
+    assert (lengths, tasks) == ([512], [task for task in DEFAULT_TASKS if task not in ("vt", "cwe")])
+    assert grid_that_fits(tokenizer, [128, 256, 512], ["fwe"]) == ([256, 512], ["fwe"])
+    assert grid_that_fits(tokenizer, [256, 1024], ["fwe", "vt"]) == ([1024], ["fwe", "vt"])
+    with pytest.raises(UsageError, match="vt needs at least"):
+        grid_that_fits(tokenizer, [128, 256], ["fwe", "vt"])
+    with pytest.raises(UsageError, match="needs at least"):
+        grid_that_fits(tokenizer, [32, 64])
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,11 @@ def test_errors_say_what_and_where(folder):
     (folder / "bad.jsonl").write_text('{"text": "1"}\n{"body": "2"}\n')
     with pytest.raises(CtxextError, match=r"bad\.jsonl:2"):
         load_texts(folder / "bad.jsonl")
+    # JSON may have U+2028 and U+0085 as they are: they end a line of text, but none of JSONL.
+    odd = ["one\u2028two", "a\x85b", "plain"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in odd]
+    (folder / "odd.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    assert [text.text for text in load_texts(folder / "odd.jsonl")] == odd
     (folder / "bad.jsonl").write_text('{"text": 3}\n')
     with pytest.raises(CtxextError, match="not a string"):
         load_texts(folder / "bad.jsonl")
