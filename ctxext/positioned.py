@@ -61,7 +61,6 @@ class Layer:
     owner: nn.Module
     rotary: nn.Module
     layout: str | None = None
-    call: Call | None = None
 
 
 class _Config:
@@ -85,7 +84,9 @@ def wrap(module: nn.Module, schedule: Schedule, owner: nn.Module, layout: str | 
     names = inspect.signature(inner).parameters
     cache_name = next((n for n in ("cache", "past_key_values", "layer_past") if n in names), None)
     source = sys.modules[type(module).__module__]
-    if cache_name is None or not hasattr(source, "ALL_ATTENTION_FUNCTIONS") or not hasattr(module, "config"):
+    keywords = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    stock = hasattr(source, "ALL_ATTENTION_FUNCTIONS") and hasattr(module, "config") and keywords
+    if cache_name is None or not stock:
         raise CtxextError(
             f"{type(module).__name__} computes attention itself, without transformers' attention functions",
             hint="use a method that is a frequency table or staged (see `ctxext methods`)",
@@ -123,8 +124,10 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
         first = positions[:, -1] - (past + positions.shape[1] - 1)
     if layer.schedule.distances:
         position_embeddings = identity(position_embeddings)
-    layer.call = call = Call(positions, first)
-    answer = layer.inner(hidden_states, position_embeddings=position_embeddings, **kwargs)
+    # Among the keywords that transformers passes on to attention functions, and not kept in the model: several
+    # threads may be in it at once.
+    call = Call(positions, first)
+    answer = layer.inner(hidden_states, position_embeddings=position_embeddings, ctxext_call=call, **kwargs)
     if not call.reached:
         raise CtxextError(f"the patch has no effect: {type(module).__name__} didn't use its attention function")
     if cache is not None:
@@ -146,14 +149,18 @@ def attend(
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
+    ctxext_call: Call | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention function of patched modules. query: (batch, heads, tokens, head size), as transformers does.
 
-    Returns (batch, tokens, heads, head size) and the attention weights, if the backend gives any.
+    ctxext_call: from the module's `_forward`. Returns (batch, tokens, heads, head size) and the attention weights,
+    if the backend gives any.
     """
     layer: Layer = module.config._layer
-    call, schedule = layer.call, layer.schedule
+    call, schedule = ctxext_call, layer.schedule
+    if call is None:
+        raise CtxextError(f"{type(module).__name__} doesn't pass its keywords on to its attention function")
     call.reached = True
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if schedule.norms:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -45,6 +47,50 @@ def test_gradients_against_finite_differences(method, tokens):
                 values.append(model(ids, labels=ids, use_cache=False).loss.item())
                 weight[index] -= sign * step
         assert weight.grad[index].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3, abs=1e-7)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_threads_call_one_model(method, tokens):
+    """Both are made to stand between their projections and their attention at once, in every layer."""
+    model = patched(method)
+    packed = torch.cat((torch.arange(60), torch.arange(60)))[None]
+    calls = [
+        {"input_ids": tokens[:, :120]},
+        {"input_ids": tokens[:, :120], "position_ids": packed},
+        {"input_ids": tokens[:, 50:150]},
+    ]
+
+    meeting = threading.Barrier(2, timeout=60)
+
+    def run(call):
+        try:
+            with torch.no_grad():
+                return model(**call, use_cache=False).logits
+        except BaseException:
+            meeting.abort()
+            raise
+
+    want = [run(call) for call in calls]
+
+    def meet(*_):
+        meeting.wait()
+
+    hooks = [layer.self_attn.v_proj.register_forward_hook(meet) for layer in model.model.layers]
+    for pair in ((0, 1), (0, 2)):
+        with ThreadPoolExecutor(2) as threads:
+            got = list(threads.map(run, [calls[i] for i in pair]))
+        for i, logits_there in zip(pair, got, strict=True):
+            torch.testing.assert_close(logits_there, want[i], atol=TOLERANCE, rtol=0)
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_call_leaves_nothing_in_the_model(method, tokens):
+    model = patched(method)
+    before = len(pickle.dumps(model))
+    logits(model, tokens)
+    assert len(pickle.dumps(model)) == before
 
 
 @pytest.mark.parametrize("method", METHODS)
