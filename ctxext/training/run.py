@@ -68,6 +68,9 @@ def train(recipe: Recipe, *, resume: bool = False) -> dict[str, Any]:
     args = arguments(recipe, out, model)
     with args.main_process_first(local=False, desc="tokenising"):
         blocks = _dataset(recipe, tokenizer, target, args.world_size)
+    if recipe.data.streaming and args.dataloader_num_workers:
+        # A worker can't tell an empty share from an empty stream, and the Trainer takes one for the end.
+        next(iter(blocks))
     trainer = _Trainer(
         model=model,
         args=args,
