@@ -27,7 +27,7 @@ from ._version import __version__
 from .errors import CtxextError
 from .folder import WEIGHTS
 from .hf_config import digest, read_block, rope_parameters, write_config
-from .resolve import resolve
+from .resolve import HUB_OPTIONS, resolve
 from .rope import Schedule, unpatched
 
 CONFIG = "adapter_config.json"
@@ -147,20 +147,21 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Schedule | None]:
 def load_adapter(folder: str | os.PathLike, *, base: str | os.PathLike | None = None, **kwargs: Any) -> Any:
     """The base with the adapter's rope and the adapter on it, a PeftModel in evaluation mode.
 
-    base: where the base model is, if not where it was in training. kwargs go to from_pretrained of the base.
+    base: where the base model is, if not where it was in training. kwargs go to from_pretrained of the base, and
+    to the hub if it has to come from there.
     Raises CtxextError for a base with other weights, or one that is patched with another schedule.
     """
     folder = Path(folder)
     entry, schedule = read_adapter(folder)
-    base_folder = find_base(entry, base)
+    base_folder = find_base(entry, base, **{name: kwargs[name] for name in HUB_OPTIONS if name in kwargs})
     check_base(folder, entry, schedule, base_folder)
     return attach(base_model(base_folder, schedule, **kwargs), folder)
 
 
-def find_base(entry: Mapping[str, Any], base: str | os.PathLike | None) -> Path:
-    """The folder of an adapter's base."""
+def find_base(entry: Mapping[str, Any], base: str | os.PathLike | None, **hub: Any) -> Path:
+    """The folder of an adapter's base. hub: as in `resolve`."""
     try:
-        return resolve(base if base is not None else entry["base"])
+        return resolve(base if base is not None else entry["base"], **hub)
     except CtxextError as error:
         raise CtxextError(
             f"the base model of this adapter isn't at {base or entry['base']}: {error.message}",

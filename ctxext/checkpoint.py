@@ -13,10 +13,10 @@ from . import methods
 from .card import model_card
 from .errors import CtxextError, warn
 from .families import require_support
-from .folder import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, replacing
+from .folder import WEIGHTS, check_overwrite, check_weights, has_weights, link_or_copy, model_files, replacing
 from .hf_config import read_block, read_rope, sliding_window, write_config
 from .messages import window_message
-from .resolve import display_name, resolve
+from .resolve import HUB_OPTIONS, display_name, resolve
 from .rope import Schedule, unpatched
 from .smollm3 import is_written
 
@@ -183,19 +183,23 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     """Load a model that ctxext wrote, or any other, with its whole schedule.
 
     An adapter of `ctxext train` is loaded on its base, patched as in training (see `adapters.load_adapter`).
-    kwargs go to AutoModelForCausalLM.from_pretrained. What plain transformers can run is loaded by plain
-    transformers; for the rest the original rope is loaded and the schedule from the folder's ctxext block
-    is applied to the live model. Returns the model.
+    kwargs go to AutoModelForCausalLM.from_pretrained; those about a hub id (revision, token, cache_dir,
+    local_files_only, force_download) choose what is taken from the hub. What plain transformers can run is loaded
+    by plain transformers; for the rest the original rope is loaded and the schedule from the folder's ctxext block
+    is applied to the live model. Returns the model. Raises CtxextError if there is none, or no weights.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from .patching import apply
 
-    folder = resolve(path_or_id)
+    folder = resolve(path_or_id, **{name: kwargs[name] for name in HUB_OPTIONS if name in kwargs})
     if (folder / "adapter_config.json").is_file():
         from .adapters import load_adapter
 
+        kwargs.pop("revision", None)  # the adapter's, not its base's
         return load_adapter(folder, **kwargs)
+    if not has_weights(folder):  # as transformers names them; others may be meant, but not none at all
+        check_weights(folder)
     config = read_config(folder)
     schedule = stored_schedule(config)
     if schedule is None or schedule.is_static or is_written(config, schedule):

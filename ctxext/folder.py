@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import IO
 from .errors import CtxextError
 
 WEIGHTS = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"))
+_WHOLE = ("model", "pytorch_model", "adapter_model")
 _SKIPPED = frozenset((".git", ".cache", "__pycache__"))
 
 
@@ -24,6 +26,17 @@ def model_files(folder: Path) -> Iterator[Path]:
         relative = path.relative_to(folder)
         if path.is_file() and not _SKIPPED & set(relative.parts):
             yield relative
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether from_pretrained would find all weights of a model, or of an adapter, by their usual names."""
+    if any((folder / f"{name}{suffix}").is_file() for name, suffix in itertools.product(_WHOLE, WEIGHTS)):
+        return True
+    for index in folder.glob("*.index.json"):
+        with contextlib.suppress(ValueError, KeyError, AttributeError):
+            if all((folder / name).is_file() for name in json.loads(index.read_text())["weight_map"].values()):
+                return True
+    return False
 
 
 def check_weights(folder: Path) -> None:

@@ -8,18 +8,23 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
-from .errors import CtxextError, UsageError
+from .errors import CtxextError, UsageError, warn
+from .folder import has_weights
 
 TINY = Path(__file__).parent / "assets" / "tiny"
 DTYPES = ("bfloat16", "float16", "float32")
+# What from_pretrained takes about a hub id, and a folder has no use for.
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
 
-def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16") -> Path:
+def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16", **hub: Any) -> Path:
     """The folder of MODEL: a folder, `tiny`, a .gguf file or a hub id.
 
-    A hub id is taken from the local cache, or downloaded into it by huggingface_hub. A GGUF is dequantised
-    to `dtype` once, into ctxext's cache, and is an ordinary folder from then on.
+    A hub id is taken from the local cache if its weights are there, or downloaded into it by huggingface_hub.
+    hub: HUB_OPTIONS for it. A GGUF is dequantised to `dtype` once, into ctxext's cache, and is an ordinary folder
+    from then on.
     Raises CtxextError if there is nothing there, saying what was looked for.
     """
     text = os.fspath(model)
@@ -36,7 +41,7 @@ def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16") -> Path:
     if path.exists():
         raise CtxextError(f"{path} is a file", hint="give a model folder, a .gguf file, a hub id or `tiny`")
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text):
-        return _from_hub(text)
+        return _from_hub(text, **hub)
     raise CtxextError(f"there is no folder {path}")
 
 
@@ -55,23 +60,33 @@ def _require_model(path: Path) -> None:
     raise CtxextError(f"{path} has no config.json", hint="give the folder that from_pretrained would load")
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, **options: Any) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
+    tries = [options]
+    if not options.get("force_download") and not options.get("local_files_only"):
+        tries = [{**options, "local_files_only": True}, options]
+    found = why = None
+    for given in tries:
         try:
-            found = snapshot_download(name, local_files_only=True)
-        except LocalEntryNotFoundError:
-            found = snapshot_download(name)
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            found = Path(snapshot_download(name, **given))
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            why = error
+        # The cache gives a snapshot whatever is in it: of a tokenizer alone, or of a download that was broken off.
+        if found and has_weights(found):
+            break
+    said = f"downloading said: {str(why).splitlines()[0][:160]}" if why else "download it again"
+    if found is None:
+        revision = f" with a revision {options['revision']}" if options.get("revision") else ""
         raise CtxextError(
-            f"no folder {name!r} here, nor a model of that name in the hub cache or on the hub",
-            hint=f"check the spelling; downloading said: {str(error).splitlines()[0][:160]}",
-        ) from error
-    path = Path(found)
-    _require_model(path)
-    return path
+            f"no folder {name!r} here, nor a model of that name{revision} in the hub cache or on the hub",
+            hint=f"check the spelling; {said}",
+        ) from why
+    _require_model(found)
+    if not has_weights(found):
+        warn(f"the hub cache holds only a part of {name}, without all its weights; {said}")
+    return found
 
 
 def cache_dir() -> Path:

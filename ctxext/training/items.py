@@ -1,7 +1,7 @@
 """From blocks to what the Trainer reads: item k is a pure function of the seed, k and the blocks.
 
-So a run that was killed and resumed reads the same tokens at the same positions, on any number of processes, and
-positions are redrawn every time that a block comes round again.
+So a run that was killed and resumed reads the same tokens at the same positions, on any number of processes (a
+stream: with as many workers), and positions are redrawn every time that a block comes round again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ctxext.errors import CtxextError
 
@@ -91,21 +91,28 @@ class Blocks(Dataset):
 
 
 class Stream(IterableDataset):
-    """Items from a streamed dataset of blocks, begun again, with another shuffle, when it ends."""
+    """Items from a streamed dataset of blocks, begun again, with another shuffle, when it ends.
+
+    Of several workers of a DataLoader each reads its share of the files; one whose share is empty gives no item.
+    """
 
     def __init__(self, blocks: Any, spec: PositionSpec, length: int, target: int, seed: int):
         self.blocks, self.spec, self.seed = blocks, spec, seed
         self.length, self.target = length, target
 
     def __iter__(self) -> Iterator[dict[str, list[int]]]:
-        k = epoch = 0
+        worker = get_worker_info()
+        # Numbers of one worker are no other's: they choose the positions.
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        k, epoch = first, 0
         while True:
             self.blocks.set_epoch(epoch)
-            before = k
             for row in self.blocks:
                 yield make_item(row, self.spec, random.Random(f"{self.seed}/{k}"), self.length, self.target)
-                k += 1
-            if k == before:
+                k += step
+            if k == first and worker:
+                return
+            if k == first:
                 raise CtxextError(
                     "the stream has no document as long as a block", hint="make data.length shorter, or pack"
                 )

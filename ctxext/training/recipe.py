@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from ctxext import methods
 from ctxext.errors import UsageError, nearest
-from ctxext.rope import Rope
+from ctxext.rope import Rope, Schedule
 from ctxext.training import yaml_recipe
 from ctxext.training.yaml_recipe import Check, Problem, Section
 
@@ -180,14 +181,29 @@ def method_problems(content: dict[str, Any]) -> Iterator[Problem]:
 
 
 def is_staged(spec: MethodSpec | None) -> bool:
-    """Whether the method has several stages or changes attention, tried on a rope that stands for any."""
-    if spec is None:
+    """Whether the method has several stages or changes attention, tried on a rope that its options fit."""
+    if spec is None or spec.name not in methods.all_methods():
         return False
-    try:
-        made = methods.schedule(Rope(10000.0, 64, 4096), spec.name, max(spec.factor, 2.0), **spec.params)
-    except Exception:  # an option that needs the real rope (a list of factors): such methods are static
-        return False
-    return len(made.stages) > 1 or made.changes_attention
+    method = methods.get(spec.name)
+    # Options may be for one model only: lists for its number of frequencies, windows for its length.
+    sizes = dict.fromkeys((32, *(len(v) for v in spec.params.values() if isinstance(v, list))))
+    for size, power in itertools.product(sizes, range(6, 21)):
+        try:
+            return _staged(method(Rope(10000.0, 2 * size, 2**power), max(spec.factor, 2.0), **spec.params))
+        except (UsageError, ValueError, ArithmeticError):
+            continue
+    return _staged(method(Rope(10000.0, 64, 4096), 2.0, **dict.fromkeys(method.needs, [1.0] * 32)))
+
+
+def _staged(schedule: Schedule) -> bool:
+    return len(schedule.stages) > 1 or schedule.changes_attention
+
+
+def check_schedule(recipe: Recipe, schedule: Schedule | None) -> None:
+    """Raise UsageError if the real schedule has stages where they can't be: a folder may bring them too."""
+    if schedule is not None and _staged(schedule):
+        for problem in _stages(recipe):
+            raise UsageError(f"{'.'.join(map(str, problem.key))}: {problem.message}")
 
 
 def parallel_sizes() -> tuple[int, int]:
@@ -233,8 +249,24 @@ def _packing(recipe: Recipe) -> Iterator[Problem]:
             f"packing {data.length} tokens with {attention} builds a mask of {data.length**2 / 2**30:.1f} GiB, "
             f"{PACKED_LIMIT} tokens are the limit: choose layout document, or model.attention flash_attention_2",
         )
-    if "flash" in attention and is_staged(recipe.method):
+
+
+def _stages(recipe: Recipe) -> Iterator[Problem]:
+    """Where a method with stages, or with attention of its own, goes wrong."""
+    cp, sp = parallel_sizes()
+    if recipe.data.layout == "packed" and "flash" in recipe.model.attention:
         yield Problem(("data", "layout"), "packed documents in flash attention can't cross the stages of a method")
+    if cp > 1:
+        yield Problem(
+            ("method", "name"), "this method needs all keys of a query in one place, not context parallel"
+        )
+    if sp > 1:
+        yield Problem(("method", "name"), "this method needs whole sequences, not Ulysses")
+
+
+def _method(recipe: Recipe) -> Iterator[Problem]:
+    if is_staged(recipe.method):
+        yield from _stages(recipe)
 
 
 def _adapter(recipe: Recipe) -> Iterator[Problem]:
@@ -254,10 +286,6 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
     cp, sp = parallel_sizes()
     data = recipe.data
     if cp > 1:
-        if is_staged(recipe.method):
-            yield Problem(
-                ("method", "name"), "this method needs all keys of a query in one place, not context parallel"
-            )
         if data.layout == "packed":
             yield Problem(("data", "layout"), "context parallel drops the mask that keeps packed documents apart")
         if recipe.model.attention != "sdpa":
@@ -265,8 +293,6 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
         if data.length % (2 * cp):
             yield Problem(("data", "length"), f"must be a multiple of {2 * cp} for context parallel over {cp}")
     if sp > 1:
-        if is_staged(recipe.method):
-            yield Problem(("method", "name"), "this method needs whole sequences, not Ulysses")
         if data.layout == "packed" and "flash" not in recipe.model.attention:
             yield Problem(("data", "layout"), "Ulysses can pack with flash attention only")
         if data.length % sp:
@@ -276,6 +302,7 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
 CHECKS = (
     Check(("model", "method", "data", "positions"), _positions),
     Check(("model", "method", "data"), _packing),
+    Check(("model", "method", "data"), _method),
     Check(("adapter",), _adapter),
     Check(("train",), _memory),
     Check(("model", "method", "data"), _launch),

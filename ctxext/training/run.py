@@ -32,7 +32,7 @@ from ctxext.rope import Schedule
 
 from . import data, evaluation, loss
 from .items import Blocks, Stream, collate
-from .recipe import Recipe
+from .recipe import Recipe, check_schedule
 from .run_folder import begin, last_checkpoint
 from .tuning import build, loraplus_groups, make_schedule, target_of
 
@@ -41,8 +41,9 @@ def train(recipe: Recipe, *, resume: bool = False) -> dict[str, Any]:
     """Run `recipe` and return {"out", "trained", "schedule", "tokens", "seconds", "loss", ...}, JSON-ready.
 
     resume: go on from the newest whole checkpoint of an earlier, killed run of the same recipe; the weights at
-    the end are equal to those of an uninterrupted run. Raises CtxextError for a base that can't be patched, data
-    that gives no block, a folder of another run, or a loss that isn't finite at the end.
+    the end are equal to those of an uninterrupted run. Raises UsageError for a method and a layout or launch that
+    don't go together, CtxextError for a base that can't be patched, data that gives no block, a folder of another
+    run, or a loss that isn't finite at the end.
     """
     from transformers import AutoTokenizer
 
@@ -50,6 +51,7 @@ def train(recipe: Recipe, *, resume: bool = False) -> dict[str, Any]:
     out = Path(recipe.output)
     folder = resolve(recipe.model.path)
     schedule = make_schedule(recipe, folder)
+    check_schedule(recipe, schedule)
     target = target_of(recipe, schedule)
     main = int(os.environ.get("RANK", "0")) == 0
     if main:
@@ -66,6 +68,9 @@ def train(recipe: Recipe, *, resume: bool = False) -> dict[str, Any]:
     args = arguments(recipe, out, model)
     with args.main_process_first(local=False, desc="tokenising"):
         blocks = _dataset(recipe, tokenizer, target, args.world_size)
+    if recipe.data.streaming and args.dataloader_num_workers:
+        # A worker can't tell an empty share from an empty stream, and the Trainer takes one for the end.
+        next(iter(blocks))
     trainer = _Trainer(
         model=model,
         args=args,

@@ -13,6 +13,7 @@ from ctxext.errors import CtxextError, UsageError
 from ctxext.resolve import TINY
 from ctxext.training import data
 from ctxext.training.items import Blocks, Stream, collate, make_item
+from ctxext.training.positions import draw, flatten
 from ctxext.training.recipe import DataSpec, PositionSpec
 
 TEXTS = [f"Chapter {i}. " + "And it came to pass in those days. " * (3 + 5 * i) for i in range(6)]
@@ -157,6 +158,26 @@ def test_a_stream_goes_round_in_another_order(tokenizer, sources, tmp_path):
     assert texts[0] != texts[1]
     again = iter(Stream(streamed, PositionSpec(kind="pose"), 32, 256, 0))
     assert [next(again) for _ in range(2 * count)] == rounds[0] + rounds[1]
+
+
+@pytest.mark.parametrize(("kind", "step"), [("folder", 1), ("lines", 3)])
+def test_a_stream_read_by_workers(tokenizer, sources, tmp_path, kind, step):
+    """Each item has a number of its own, and so positions; of three workers, one file leaves two nothing to do."""
+    spec = PositionSpec(kind="pose")
+    streamed = blocks(tokenizer, tmp_path, sources[kind], streaming=True, shuffle_buffer=1)
+    count = len(list(streamed))
+
+    def read():
+        stream = Stream(streamed, spec, 32, 4096, 0)
+        loader = torch.utils.data.DataLoader(stream, batch_size=1, collate_fn=collate, num_workers=3)
+        return [{k: v[0].tolist() for k, v in batch.items()} for batch in itertools.islice(loader, 3 * count)]
+
+    got = read()
+    assert {tuple(item["input_ids"]) for item in got} == {tuple(row["input_ids"]) for row in streamed}
+    numbers = range(0, 3 * count * step, step)
+    want = [flatten(draw(spec, random.Random(f"0/{k}"), 32, 4096)) for k in numbers]
+    assert [item["position_ids"] for item in got] == want
+    assert read() == got
 
 
 def test_an_empty_stream_ends_with_an_error(tokenizer, sources, tmp_path):

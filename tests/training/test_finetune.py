@@ -77,6 +77,14 @@ def test_unknown_training_arguments_are_named(text, cache, tmp_path):
         train(recipe(tmp_path / "out", text, cache, "train.trainer={learning_rat: 1}"))
 
 
+def test_workers_of_an_empty_stream_have_nothing_to_say_but_the_run_does(text, cache, tmp_path):
+    from ctxext.training.run import train
+
+    changes = ["data.streaming=true", "data.length=4096", "positions={kind: plain}", "method.factor=16"]
+    with pytest.raises(CtxextError, match="no document as long as a block"):
+        train(recipe(tmp_path / "out", text, cache, *changes, "train.trainer={dataloader_num_workers: 2}"))
+
+
 @pytest.mark.parametrize("change", ["adapter.quantize=4bit", "train.offload_activations=true"])
 def test_what_needs_a_gpu_says_so(text, cache, tmp_path, change):
     from ctxext.training.run import train

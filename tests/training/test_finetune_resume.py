@@ -38,8 +38,10 @@ run.train(load_recipe(sys.argv[1], sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["files", "stream"])
-def test_kill_and_resume_equals_an_uninterrupted_run(text, cache, tmp_path, streaming):
+@pytest.mark.parametrize(
+    ("streaming", "workers"), [(False, 0), (True, 0), (True, 2)], ids=["files", "stream", "stream by workers"]
+)
+def test_kill_and_resume_equals_an_uninterrupted_run(text, cache, tmp_path, streaming, workers):
     from ctxext.training.run import train
 
     changes = [
@@ -48,6 +50,7 @@ def test_kill_and_resume_equals_an_uninterrupted_run(text, cache, tmp_path, stre
         "train.save_steps=2",
         "train.accumulation=2",
         "adapter.dropout=0.1",
+        f"train.trainer={{dataloader_num_workers: {workers}}}",
     ]
     whole = recipe(tmp_path / "whole", text, cache, *changes)
     train(whole)

@@ -200,6 +200,51 @@ def test_staged_methods_are_known():
     assert not {"pi", "ntk", "yarn"} & staged
 
 
+@pytest.mark.parametrize(
+    ("method", "staged"),
+    [
+        ({"name": "longrope", "long_factor": [2.0] * 64, "short_factor": [1.0] * 64}, True),
+        ({"name": "longrope", "long_factor": [2.0] * 16, "short_factor": [1.0] * 16}, True),
+        ({"name": "longrope", "long_factor": [2.0] * 64}, False),
+        ({"name": "self_extend", "factor": 4, "window": 64, "group": 6}, True),
+        ({"name": "self_extend", "factor": 4, "window": 64, "group": 4}, True),
+        ({"name": "rerope", "window": 6000}, True),
+        ({"name": "dual_chunk", "factor": 4, "chunk": 6000, "window": 2000}, True),
+        ({"name": "dynamic_ntk", "factor": 8, "granularity": 1}, True),
+        ({"name": "theta", "base": 20000.0}, False),
+        ({"name": "theta", "base": 5e8}, False),
+        ({"name": "nope"}, False),
+        ({"name": "yarn", "factor": 1000, "beta_fast": 4}, False),
+    ],
+)
+def test_staged_methods_are_known_by_their_options(method, staged):
+    """Whatever size of model the options are for."""
+    from ctxext.training.recipe import MethodSpec
+
+    assert is_staged(MethodSpec(**{"factor": 2, **method})) is staged
+
+
+def test_the_real_schedule_has_the_last_word(good, tmp_path, monkeypatch):
+    """If the stand-in rope is deceived, the run is still refused before anything is written."""
+    pytest.importorskip("torch")
+    from ctxext.training import recipe as rules
+    from ctxext.training.run import train
+
+    changes = ["method.name=dynamic_ntk", "positions.kind=plain", f"output={tmp_path / 'out'}"]
+    monkeypatch.setattr(rules, "is_staged", lambda spec: False)
+    cases = {
+        "data.layout": [*changes, "data.layout=packed", "model.attention=flash_attention_2"],
+        "method.name": changes,
+    }
+    for where, change in cases.items():
+        if where == "method.name":
+            monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "4")
+        recipe = load_recipe(good, change)
+        with pytest.raises(UsageError, match=where):
+            train(recipe)
+    assert not (tmp_path / "out").exists()
+
+
 def test_estimate_counts_what_peft_counts(good):
     """Exactly: 3 layers, LoRA of rank 16, embedding and norms; the numbers are those of a peft model."""
     from ctxext.checkpoint import read_config
