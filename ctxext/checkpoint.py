@@ -11,12 +11,12 @@ from typing import Any
 
 from . import methods
 from .card import model_card
-from .errors import CtxextError, warn
+from .errors import CtxextError, UsageError, warn
 from .families import require_support
 from .folder import WEIGHTS, check_overwrite, check_weights, has_weights, link_or_copy, model_files, replacing
 from .hf_config import read_block, read_rope, sliding_window, write_config
 from .messages import window_message
-from .resolve import HUB_OPTIONS, display_name, resolve
+from .resolve import DTYPES, HUB_OPTIONS, display_name, resolve
 from .rope import Schedule, unpatched
 from .smollm3 import is_written
 
@@ -68,6 +68,8 @@ def plan(
     or run its "static" approximation. target: the runtime that comes first, see `hf_config.write_config`.
     params: the method's options.
     """
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     methods.get(method).check(params)
     methods.check_factor(factor)
     folder = resolve(src, dtype=dtype)
@@ -75,11 +77,28 @@ def plan(
         raise CtxextError(
             f"{folder} is an adapter, not a whole model", hint="patch its base model, or merge the adapter first"
         )
-    config = read_config(folder)
+    options = {"trained_length": trained_length, "existing": existing, "trust_remote_code": trust_remote_code}
+    options |= {"fallback": fallback, "target": target}
+    return folder, *plan_config(read_config(folder), method, factor, **options, **params)
+
+
+def plan_config(
+    config: Mapping[str, Any],
+    method: str,
+    factor: float,
+    *,
+    trained_length: int | None = None,
+    existing: str = "refuse",
+    trust_remote_code: bool = False,
+    fallback: str = "refuse",
+    target: str = "all",
+    **params: Any,
+) -> tuple[Schedule, dict[str, Any]]:
+    """`plan` for a config.json that was read already: the schedule and the new config.json."""
     require_support(config, trust_remote_code=trust_remote_code)
     rope = read_rope(config, trained_length=trained_length, existing=existing)
     schedule = methods.schedule(rope, method, factor, **params)
-    return folder, schedule, patched_config(config, schedule, fallback=fallback, target=target)
+    return schedule, patched_config(config, schedule, fallback=fallback, target=target)
 
 
 def patched_config(config: Mapping[str, Any], schedule: Schedule, **options: Any) -> dict[str, Any]:
@@ -186,7 +205,8 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     kwargs go to AutoModelForCausalLM.from_pretrained; those about a hub id (revision, token, cache_dir,
     local_files_only, force_download) choose what is taken from the hub. What plain transformers can run is loaded
     by plain transformers; for the rest the original rope is loaded and the schedule from the folder's ctxext block
-    is applied to the live model. Returns the model. Raises CtxextError if there is none, or no weights.
+    is applied to the live model. Returns the model. Raises CtxextError if there is none, or no weights, and
+    UsageError for an attention that can't be had.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -202,11 +222,20 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
         check_weights(folder)
     config = read_config(folder)
     schedule = stored_schedule(config)
-    if schedule is None or schedule.is_static or is_written(config, schedule):
-        return AutoModelForCausalLM.from_pretrained(folder, **kwargs)
-    original = write_config(config, unpatched(schedule.rope))
-    del original["ctxext"]
-    model = AutoModelForCausalLM.from_pretrained(folder, config=AutoConfig.for_model(**original), **kwargs)
+    plain = schedule is None or schedule.is_static or is_written(config, schedule)
+    if not plain:
+        original = write_config(config, unpatched(schedule.rope))
+        del original["ctxext"]
+        kwargs["config"] = AutoConfig.for_model(**original)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+    except (ValueError, ImportError) as error:
+        wanted = kwargs.get("attn_implementation")
+        if not isinstance(wanted, str) or wanted not in str(error):
+            raise
+        raise UsageError(f"attention {wanted!r}: {str(error).splitlines()[0]}") from error
+    if plain:
+        return model
     apply(model, schedule)
     load_learned(model, folder)
     return model

@@ -17,7 +17,7 @@ import typer
 
 from . import terminal
 from ._version import __version__
-from .errors import CtxextError, CtxextWarning
+from .errors import CtxextError, CtxextWarning, UsageError
 from .options import (
     Dtype,
     Existing,
@@ -30,7 +30,8 @@ from .options import (
     Target,
     TrainedLength,
     TrustRemoteCode,
-    parse_settings,
+    drawable,
+    method_settings,
 )
 from .search.command import search
 
@@ -67,6 +68,8 @@ def methods(
     """List every method with its options, formula and source."""
     from . import methods as registry
 
+    if markdown and json:
+        raise UsageError("--markdown and --json exclude each other")
     found = registry.all_methods().values()
     if markdown:
         print(terminal.methods_markdown(found))
@@ -89,6 +92,8 @@ def inspect(
     """Show a model's rope, and what each method would make of it."""
     from .inspection import inspect_model, plot_wavelengths
 
+    if plot:
+        drawable(plot)
     report = inspect_model(model, factor, trained_length=trained_length)
     if plot:
         plot_wavelengths(report, plot)
@@ -97,7 +102,7 @@ def inspect(
     else:
         terminal.print_inspection(report)
         if plot:
-            terminal.say(f"wavelengths drawn to {plot}")
+            terminal.say(f"wavelengths drawn to {terminal.escape(str(plot))}")
 
 
 @app.command()
@@ -124,15 +129,16 @@ def patch(
     json: Json = False,
 ) -> None:
     """Write a patched copy of a model that plain transformers loads. Weights are linked, never read."""
-    from .checkpoint import Patched, default_out, patch_checkpoint, plan
+    from .checkpoint import Patched, default_out, patch_checkpoint
 
+    params = method_settings(method, settings)
     if in_gguf:
+        if target != "all":
+            raise UsageError(f"--target {target} is for folders", hint="leave it out: a .gguf is for llama.cpp")
         from .cli_serve import patch_gguf_file
 
         given = {"trained_length": trained_length, "existing": existing, "fallback": fallback, "force": force}
-        patch_gguf_file(
-            model, out, method, factor, json=json, dry_run=dry_run, **given, **parse_settings(settings)
-        )
+        patch_gguf_file(model, out, method, factor, json=json, dry_run=dry_run, **given, **params)
         return
 
     options: dict[str, Any] = {
@@ -142,11 +148,15 @@ def patch(
         "fallback": fallback,
         "target": target,
         "trust_remote_code": trust_remote_code,
-        **parse_settings(settings),
+        **params,
     }
     if dry_run:
-        _, schedule, config = plan(model, method, factor, **options)
-        done = Patched(out or default_out(model, method, factor), schedule, config, 0, 0)
+        from .preview import check_out, preview
+
+        goal = out or default_out(model, method, factor)
+        schedule, config = preview(model, method, factor, **options)
+        check_out(model, goal, force)
+        done = Patched(goal, schedule, config, 0, 0)
     else:
         done = patch_checkpoint(model, out, method=method, factor=factor, force=force, link=link, **options)
     if json:
@@ -211,7 +221,8 @@ def merge(
         method = None if done.schedule is None else done.schedule.to_dict()
         terminal.print_json({"out": str(done.out), "schedule": method, "rounding": done.rounding})
     else:
-        terminal.say(f"wrote {done.out}; read back exactly; writing the sum moved logits by {done.rounding:.2g}")
+        moved = f"writing the sum moved logits by {done.rounding:.2g}"
+        terminal.say(f"wrote {terminal.escape(str(done.out))}; read back exactly; {moved}")
 
 
 app.command("search")(search)
@@ -232,7 +243,7 @@ def _plug_in() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
     if issubclass(category, CtxextWarning):
-        terminal.say(f"[yellow]warning:[/] {message}")
+        terminal.say(f"[yellow]warning:[/] {terminal.escape(str(message))}")
 
 
 def main() -> None:
@@ -244,11 +255,10 @@ def main() -> None:
     _plug_in()
     try:
         app()
-    except CtxextError as error:
+    except (CtxextError, OSError) as error:
         if terminal.verbose:
             raise
-        terminal.say_error(error)
-        sys.exit(error.exit_code)
+        sys.exit(terminal.say_error(error))
     except KeyboardInterrupt:
         terminal.say("interrupted")
         sys.exit(130)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from . import methods, terminal
-from .checkpoint import plan, read_config
+from .checkpoint import default_out
 from .errors import UsageError
 from .hf_config import write_config
 from .options import (
@@ -21,9 +21,8 @@ from .options import (
     Set,
     Target,
     TrainedLength,
-    parse_settings,
+    method_settings,
 )
-from .resolve import resolve
 from .rope import Rope
 
 app = typer.Typer()
@@ -80,23 +79,32 @@ def portability(
     json: Json = False,
 ) -> None:
     """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
+    from .export.portability import gguf_portability, serve_without_patching, stand_in
     from .export.portability import portability as verdicts
-    from .export.portability import serve_without_patching, stand_in
+    from .preview import is_gguf, peek, preview
 
-    options = parse_settings(settings)
-    name, schedule = model or "FOLDER", None
+    options = method_settings(method, settings)
+    name, unpatched = model or "FOLDER", {}
     if method is None:
         if model is None:
             raise UsageError("give a MODEL, or --method and --factor")
-        config = read_config(resolve(model))
+        config = peek(model)
+        found = gguf_portability(config, model) if is_gguf(model) else verdicts(config, model)
     elif model is None:
         schedule = methods.schedule(Rope(500000.0, 128, trained_length or 8192), method, factor, **options)
         config = write_config(stand_in(schedule.rope), schedule, fallback=fallback, target=target)
+        found = verdicts(config, name)
+        rope = schedule.rope
+        terminal.say(
+            f"supposed: a Llama with theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on "
+            f"{rope.trained_length:,} tokens; give MODEL for its own figures"
+        )
     else:
         given = {"trained_length": trained_length, "existing": existing, "target": target, "fallback": fallback}
-        _, schedule, config = plan(model, method, factor, **given, **options)
-    found = verdicts(config, name)
-    unpatched = {} if schedule is None else serve_without_patching(schedule, config, model or "MODEL")
+        schedule, config = preview(model, method, factor, **given, **options)
+        name = str(default_out(model, method, factor))
+        found = verdicts(config, name)
+        unpatched = {} if is_gguf(model) else serve_without_patching(schedule, config, model)
     if json:
         keys = {k: config.get(k) for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
         document = {"model": model, "config": keys, "results": [v.to_dict() for v in found]}

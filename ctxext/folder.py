@@ -186,4 +186,4 @@ def _explained(error: OSError, out: Path) -> CtxextError:
         )
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return CtxextError(f"can't write to {out.parent}: {error.strerror}", hint="choose another folder with -o")
-    return CtxextError(f"could not write {out}: {error}")
+    return CtxextError(f"could not write {out}: {error.strerror or error}", hint="choose another place with -o")

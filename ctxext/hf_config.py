@@ -34,6 +34,10 @@ SCALED_LAYERS = "full_attention"
 EXISTING = ("refuse", "replace", "compose")
 
 
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+"""What `rope_type` may be in transformers."""
+
+
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config's scaling in one flat dict with rope_type and rope_theta, whichever dialect it is in.
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from . import methods
-from .checkpoint import read_config
 from .errors import CtxextError, UsageError
 from .families import require_support
 from .hf_config import head_dim, read_schedule, sliding_window
+from .preview import is_gguf, peek
 from .resolve import display_name, resolve
 from .rope import Rope, Schedule
 
@@ -28,7 +28,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     Methods that need options of their own (LongRoPE's factors) or have stages are named under "left_out". Raises
     CtxextError if the model's rope can't be read.
     """
-    config = read_config(folder := resolve(model))
+    config = peek(model)
     require_support(config, trust_remote_code=True)
     now = read_schedule(config, trained_length)
     rope = now.rope
@@ -51,7 +51,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     turns, before = rope.turns(), wavelengths(now)
     return {
         "model": display_name(model),
-        "folder": str(folder),
+        "folder": os.fspath(model) if is_gguf(model) else str(resolve(model)),
         "model_type": config.get("model_type"),
         "head_dim": head_dim(config),
         "sliding_window": sliding_window(config),

@@ -48,6 +48,8 @@ def merge(
     from .checkpoint import load
 
     folder = Path(adapter)
+    if not folder.is_dir():
+        raise CtxextError(f"there is no folder {folder}", hint="give the adapter folder that a run wrote")
     entry, schedule = read_adapter(folder)
     base_folder = find_base(entry, base)
     check_base(folder, entry, schedule, base_folder)

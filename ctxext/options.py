@@ -76,6 +76,14 @@ OptionalMethod = Annotated[
 ]
 
 
+def drawable(path: str | Path) -> Path:
+    """`path`, if its suffix is one that pictures are written with; else UsageError."""
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"can't draw to {str(path)!r}", hint="name it .png or .svg")
+    return path
+
+
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
     """`name=value` strings as a dict; values are JSON where they parse as JSON, `@file` reads a JSON file.
 
@@ -90,6 +98,21 @@ def parse_settings(settings: list[str] | None) -> dict[str, Any]:
         if name in values:
             raise UsageError(f"--set {name} is given twice")
         values[name] = _file_value(text[1:]) if text.startswith("@") else _value(text)
+    return values
+
+
+def method_settings(method: str | None, settings: list[str] | None) -> dict[str, Any]:
+    """`parse_settings` for the options of a method: what it doesn't know never passes for an argument of ours.
+
+    Raises UsageError for an option that the method doesn't have, one that it needs, or one without a method.
+    """
+    from .methods import get
+
+    values = parse_settings(settings)
+    if method is not None:
+        get(method).check(values)
+    elif values:
+        raise UsageError(f"--set {next(iter(values))} is an option of a method", hint="say which with --method")
     return values
 
 

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from .errors import CtxextError
 
@@ -28,18 +30,25 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """A remark for the person watching, on stderr."""
+    """A remark for the person watching, on stderr, in rich's markup: `escape` what isn't ours."""
     _console(stderr=True).print(text)
 
 
-def say_error(error: CtxextError) -> None:
-    """An error and its fix, on stderr."""
+def say_error(error: CtxextError | OSError) -> int:
+    """An error and its fix, on stderr. Returns the exit code."""
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        error = CtxextError(
+            f"{where}{error.strerror or error}",
+            hint="look whether the place is there, can be written and has room",
+        )
     console = _console(stderr=True)
     console.print("[bold red]error:[/] ", end="")
     console.print(error.message, markup=False)
     if error.hint:
         console.print("  [bold]fix:[/] ", end="")
         console.print(error.hint, markup=False)
+    return error.exit_code
 
 
 def run(main: Callable[..., None]) -> None:
@@ -48,9 +57,8 @@ def run(main: Callable[..., None]) -> None:
 
     try:
         typer.run(main)
-    except CtxextError as error:
-        say_error(error)
-        raise SystemExit(error.exit_code) from None
+    except (CtxextError, OSError) as error:
+        raise SystemExit(say_error(error)) from None
 
 
 def print_json(data: Any) -> None:
@@ -61,11 +69,11 @@ def print_json(data: Any) -> None:
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]], *, left: int = 1) -> None:
     """A table on stdout; the first `left` columns are text, the others numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     console = Console(highlight=False, quiet=not _main_process())
     if not console.is_terminal:
         # Off a terminal rich would fold everything into 80 columns.
@@ -138,7 +146,7 @@ def print_inspection(report: Mapping[str, Any]) -> None:
     scales = [("attention scale", *(_short(m["attention_scale"]) for m in report["methods"]))]
     print_table("factor on cos and sin", ("", *names), scales)
     for left_out in report["left_out"]:
-        say(f"left out: {left_out['method']} ({left_out['why']})")
+        say(f"left out: {left_out['method']} ({escape(left_out['why'])})")
 
 
 def _short(value: float | int | None) -> str:
@@ -164,9 +172,10 @@ def patched_dict(done: Patched, *, dry_run: bool) -> dict[str, Any]:
 def print_patched(done: Patched, *, dry_run: bool) -> None:
     """What `ctxext patch` did, for a person."""
     schedule, console = done.schedule, Console(highlight=False, soft_wrap=True)
+    length = schedule.rope.trained_length
     console.print(
-        f"{'would write' if dry_run else 'wrote'} [bold]{done.out}[/]: {schedule.method} x{schedule.factor:g}, "
-        f"{schedule.rope.trained_length:,} -> {schedule.max_length:,} tokens"
+        f"{'would write' if dry_run else 'wrote'} [bold]{escape(str(done.out))}[/]: "
+        f"{schedule.method} x{schedule.factor:g}, {length:,} -> {schedule.max_length:,} tokens"
     )
     keys = done.config["rope_parameters"]
     keys = keys.get("full_attention", keys)
@@ -198,7 +207,7 @@ def print_estimate(recipe: str, estimate: Mapping[str, Any]) -> None:
         ]
     print_table("estimate", ("", ""), rows)
     for note in estimate["notes"]:
-        say(note)
+        say(escape(note))
 
 
 def print_trained(done: Mapping[str, Any]) -> None:
@@ -206,7 +215,8 @@ def print_trained(done: Mapping[str, Any]) -> None:
     loss = done["loss"]
     change = f", loss {loss['first']:.4f} -> {loss['last']:.4f}" if loss else ""
     say(f"trained on {done['tokens']:,} tokens in {_duration(done['seconds'])}{change}")
-    say(f"wrote [bold]{done['trained']}[/]: load it with ctxext.load, or write a whole model with ctxext merge")
+    where = escape(str(done["trained"]))
+    say(f"wrote [bold]{where}[/]: load it with ctxext.load, or write a whole model with ctxext merge")
 
 
 def _duration(seconds: float) -> str:

@@ -173,10 +173,11 @@ def _print_ppl(document: dict[str, Any]) -> None:
         columns = ["tokens in context" if "length" in title else "position", "scored", "ppl", "95 %"]
         terminal.print_table(f"{name}: {title}", columns + (["crop", "against crop"] if against else []), table)
 
+    other = terminal.escape(document.get("against", {}).get("model", ""))
     for row in document.get("against", {}).get("buckets", []):
         interval = "" if row["low"] is None else f" ({row['low']:+.4f} to {row['high']:+.4f})"
         place = f"{row['start']:,}-{row['end']:,}"
-        terminal.say(f"{place} against {document['against']['model']}: {row['difference']:+.4f} nats{interval}")
+        terminal.say(f"{place} against {other}: {row['difference']:+.4f} nats{interval}")
 
 
 def _verdict(ppl_value: float, control: float) -> str:

@@ -54,4 +54,4 @@ def compare(
         emit(answer)
         return
     comparison.show(answer)
-    terminal.say(f"report: {out / 'report.html'}; rows: {out / 'rows.csv'}, {out / 'rows.jsonl'}")
+    terminal.say(terminal.escape(f"report: {out / 'report.html'}; rows: {out / 'rows.csv'}, {out / 'rows.jsonl'}"))

@@ -9,7 +9,7 @@ import typer
 
 from ctxext import terminal
 from ctxext.errors import UsageError
-from ctxext.options import parse_settings
+from ctxext.options import drawable, method_settings
 
 Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length, with --method.")]
 Lengths = Annotated[
@@ -27,14 +27,11 @@ Attention = Annotated[str, typer.Option(help="Attention implementation: sdpa, ea
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write the JSON document to this file.")]
 
 
-def drawable(path: Path | None) -> Path | None:
-    """A picture's path, refused before anything is measured if nothing can be drawn to it."""
-    from . import plots
-
-    return path if path is None else plots.drawable(path)
+def _drawable(path: Path | None) -> Path | None:
+    return path if path is None else drawable(path)
 
 
-Plot = Annotated[Path | None, typer.Option(help="Draw the result to this PNG or SVG.", callback=drawable)]
+Plot = Annotated[Path | None, typer.Option(help="Draw the result to this PNG or SVG.", callback=_drawable)]
 Crop = Annotated[bool, typer.Option("--crop/--no-crop", help="Measure the crop control too.")]
 Resume = Annotated[
     Path | None, typer.Option(help="JSONL file that keeps finished cells; a stopped run goes on from it.")
@@ -65,9 +62,7 @@ def subject_of(model: str, method: str | None, factor: float, settings: list[str
     """The loaded, perhaps patched, model; see `models.load`."""
     from .models import load
 
-    if method is None and settings:
-        raise UsageError("--set needs --method")
-    return load(model, method=method, factor=factor, params=parse_settings(settings), **more)
+    return load(model, method=method, factor=factor, params=method_settings(method, settings), **more)
 
 
 def data_of(model: str, data: list[str] | None) -> list[Any]:
@@ -87,7 +82,7 @@ def finish(document: dict[str, Any], out: Path | None, json: bool) -> None:
 
     if out:
         results.write_json(out, document)
-        terminal.say(f"written to {out}")
+        terminal.say(f"written to {terminal.escape(str(out))}")
     if json:
         emit(document)
 

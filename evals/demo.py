@@ -36,7 +36,8 @@ def demo(
         print(results.dumps(report))
         return
     _print(report)
-    terminal.say(f"pictures: {out / 'perplexity.png'}, {out / 'passkey.png'}; all numbers: {out / 'demo.json'}")
+    done = f"pictures: {out / 'perplexity.png'}, {out / 'passkey.png'}; all numbers: {out / 'demo.json'}"
+    terminal.say(terminal.escape(done))
 
 
 def run(out: Path, *, documents: int, trials: int) -> dict[str, Any]:

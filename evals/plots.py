@@ -211,16 +211,10 @@ def bucket_curve(series: Mapping[str, Rows], **options):
     return _perplexity(series, middle, xlabel="position of the predicted token", log2=False, **options)
 
 
-def drawable(path: str | Path) -> Path:
-    """`path`, if its suffix is one that `save` can write; else UsageError."""
-    path = Path(path)
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"can't draw to {str(path)!r}", hint="name it .png or .svg")
-    return path
-
-
 def save(figure, path: str | Path) -> Path:
     """Write a .png (150 dpi) or .svg; other suffixes are an error. The file doesn't carry a date."""
+    from ctxext.options import drawable
+
     path = drawable(path)
     kind = path.suffix.lower()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -165,7 +165,7 @@ def main(
     (out / "tables.md").write_text(found)
     draw(ppl, passkey, out)
     print(found)
-    terminal.say(f"pictures and cells in {out}")
+    terminal.say(f"pictures and cells in {terminal.escape(str(out))}")
 
 
 if __name__ == "__main__":

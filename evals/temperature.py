@@ -14,7 +14,7 @@ import typer
 
 from ctxext import methods, terminal
 from ctxext.errors import UsageError
-from ctxext.options import Json, Model, Set, parse_settings
+from ctxext.options import Json, Model, Set, method_settings
 
 from .cli_options import Data, ModelDtype, Out, data_of, finish
 
@@ -127,7 +127,7 @@ def command(
     subject = load(model, dtype=dtype)
     length = round(subject.trained_length * factor)
     docs = text.documents(paths, subject.tokenizer, length, documents)
-    params = parse_settings(settings)
+    params = method_settings(method, settings)
     found = fit(subject, docs.ids, method, factor, params, tried)
     more = {"method": method, "factor": factor, "params": params, "documents": len(docs.ids)}
     document = results.result_document(

@@ -166,7 +166,7 @@ def main(
     results.write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
     plots.save(draw(lines, trained_length, title), out / "tuned.png")
     print(found)
-    terminal.say(f"tables, picture and resolved recipes in {out}")
+    terminal.say(f"tables, picture and resolved recipes in {terminal.escape(str(out))}")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import CtxextError
-from ..hf_config import read_block, read_schedule, rope_parameters, write_config
+from ..hf_config import ROPE_TYPES, number, read_block, read_schedule, rope_parameters, write_config
 from ..rope import Rope, Schedule
 from ..smollm3 import is_written
 from ..spelling import formula_scale
@@ -54,6 +55,31 @@ def portability(config: Mapping[str, Any], folder: str = "FOLDER") -> list[Verdi
     block = config.get("ctxext")
     length = read_block(block).max_length if block else config.get("max_position_embeddings") or "N"
     return [_verdict(runtime, found, folder, length) for runtime in RUNTIMES]
+
+
+def gguf_portability(config: Mapping[str, Any], file: str) -> list[Verdict]:
+    """What is known of who runs a .gguf file. config: what its header says (`gguf_rope.gguf_config`)."""
+    schedule = read_schedule(config)
+    length, scaled = schedule.max_length, schedule.method != "none"
+    by_name = {runtime.name: runtime for runtime in RUNTIMES}
+    llama = by_name["llama.cpp (ctxext export)"]
+    stock = by_name["transformers"]
+    theta = "its reader takes theta alone and drops the scaling; load it with ctxext.load" if scaled else ""
+    folder = "give it a folder: ctxext patch writes one from a .gguf"
+    return [
+        Verdict("llama.cpp", "exact", "", llama.version, llama.evidence, f"llama-server -m {file} -c {length}"),
+        Verdict("transformers", "misread" if scaled else "exact", theta, stock.version, "source", _reader(file)),
+        *(
+            Verdict(runtime.name, "unchecked", folder, runtime.version, "source", "")
+            for runtime in RUNTIMES
+            if runtime is not stock and not runtime.name.startswith("llama.cpp")
+        ),
+    ]
+
+
+def _reader(file: str) -> str:
+    folder, name = os.path.split(file)
+    return f'AutoModelForCausalLM.from_pretrained("{folder or "."}", gguf_file="{name}")'
 
 
 def verdicts(schedule: Schedule, model_type: str = "llama", fallback: str = "refuse") -> list[Verdict]:
@@ -98,15 +124,22 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
     """
     keys = rope_parameters(config)
     kind = keys["rope_type"]
+    if not isinstance(kind, str):
+        raise CtxextError(f"the rope type in config.json is {kind!r}, which is no name")
     if kind.startswith("ctxext"):
         return frozenset({"staged", *_gguf(config)})
     nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
     kind = {"su": "longrope", "none": "default"}.get(kind, kind)
+    if kind not in ROPE_TYPES:
+        raise CtxextError(
+            f"no runtime knows the rope type {kind!r} of this config.json",
+            hint="ctxext doctor says what can be done",
+        )
     found = {kind, *_gguf(config), *(["per layer type"] if nested else [])}
-    length = config.get("max_position_embeddings") or config.get("n_positions")
-    at_top = config.get("original_max_position_embeddings")
-    original = at_top or keys.get("original_max_position_embeddings") or length
-    factor = keys.get("factor") or (length / original if length and original else 1.0)
+    length = number(config, "max_position_embeddings") or number(config, "n_positions")
+    at_top = number(config, "original_max_position_embeddings")
+    original = at_top or number(keys, "original_max_position_embeddings") or length
+    factor = number(keys, "factor") or (length / original if length and original else 1.0)
     # GPT-NeoX's own name for theta was never renamed; readers of v4 keys know it for that family.
     theta = config.get("rope_theta") or config.get("rotary_emb_base")
     if (theta is None and keys["rope_theta"] != 10000) or (kind != "default" and not config.get("rope_scaling")):

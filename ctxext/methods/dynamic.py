@@ -17,6 +17,9 @@ from ..rope import Rope, Schedule, Stage, target_length
 from . import by_parts, interpolation, method
 from .base import ntk as static_ntk
 
+MOST = 4096
+"""Stages that a schedule may have."""
+
 
 def _staged(
     rope: Rope, factor: float, granularity: int | None, temperature: float, make: Callable[[float], Stage]
@@ -24,15 +27,17 @@ def _staged(
     """Stages of `granularity` tokens beyond the trained length; make(scale) gives each one's frequencies.
 
     The stage that covers prefixes of a < n <= b tokens uses the scale b / L, so that no position in it is
-    further out than the scale provides for. Default granularity: an eighth of the trained length.
+    further out than the scale provides for. Default granularity: an eighth of the trained length, or what
+    keeps to the largest number of stages.
     """
     length, target = rope.trained_length, target_length(rope, factor)
-    step = granularity if granularity is not None else max(1, length // 8)
+    step = granularity if granularity is not None else max(1, length // 8, math.ceil((target - length) / MOST))
     if step < 1:
         raise UsageError(f"granularity must be at least 1 token, got {step}")
-    if (target - length) / step > 4096:
+    if (target - length) / step > MOST:
         raise UsageError(
-            f"a granularity of {step} tokens makes {(target - length) // step} stages", hint="4096 is the limit"
+            f"a granularity of {step} tokens makes {(target - length) // step} stages, {MOST} is the limit",
+            hint="give a larger granularity",
         )
     stages = [Stage(0, tuple(rope.inv_freq()), rope.attention_scale)]
     for start in range(length, target, step):

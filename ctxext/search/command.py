@@ -170,4 +170,4 @@ def _print(report: Mapping[str, Any]) -> None:
     terminal.say(f"{settings['strategy']}: {spent}; short text costs {cost}")
     if without:
         terminal.say(without)
-    terminal.say(f"wrote [bold]{report['out']}[/], log and pictures in its search/")
+    terminal.say(f"wrote [bold]{terminal.escape(report['out'])}[/], log and pictures in its search/")

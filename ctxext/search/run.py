@@ -127,12 +127,7 @@ class _Search:
         import torch
 
         options = self.options
-        try:
-            model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)
-        except (ValueError, ImportError) as error:
-            if options.attention not in str(error):
-                raise
-            raise UsageError(f"--attention {options.attention}: {str(error).splitlines()[0]}") from error
+        model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)
         if torch.cuda.is_available():
             model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
         return model

@@ -60,7 +60,7 @@ def test_wrong_options(tmp_path):
         ({"critical": 40}, "0..16"),
         ({"seed": -1}, "0..4294967295"),
         ({"dtype": "half"}, "float16"),
-        ({"attention": "flesh"}, "--attention flesh"),
+        ({"attention": "flesh"}, "attention 'flesh'"),
         ({"upper": math.inf}, "share"),
         ({"start_tokens": (1000, 2000)}, "1000, 2000 all lie beyond"),
         ({"strategy": "curve", "constants": {"population": 2}}, "population"),
