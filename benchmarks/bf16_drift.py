@@ -1,13 +1,13 @@
-"""What repeated turning of cached keys does to a bfloat16 model: error after 1, 4 and 16 stage changes.
+"""What changes of stage do to a bfloat16 model: error after 1, 4, 16 and 64 of them.
 
     python benchmarks/bf16_drift.py [-o FILE]
 
-Two views. *Keys*: random bfloat16 keys, turned from stage to stage as decoding does, against one turn in float64.
-A turn rounds each coordinate once, by at most 2^-8 of it, so with independent roundings n turns add up to less
-than sqrt(n) * 2^-8 / sqrt(3) in the root mean square, and never to more than n * 2^-8. *Logits*: the embedded
-model in bfloat16, decoding token by token across n changes, against float32; beside it the same model reading the
-text in one forward, where keys are turned once however many stages there are, and static NTK, which never turns a
-key.
+Two views. *Keys*: random bfloat16 keys, turned from stage to stage, against one turn in float64: why a cache in
+16 bits keeps keys as they were made and turns those. A turn rounds each coordinate once, by at most 2^-8 of it,
+so with independent roundings n turns add up to less than sqrt(n) * 2^-8 / sqrt(3) in the root mean square, and
+never to more than n * 2^-8; 64 turns give more than the former, so they aren't independent. *Logits*: the
+embedded model in bfloat16, decoding token by token across n changes, against float32; beside it the same model
+reading the text in one forward, and static NTK, which never turns a key.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from ctxext.rope import Rope
 from ctxext.staging import turn_keys
 from ctxext_evals.models import TINY_TEXTS, load
 
-CHANGES = (1, 4, 16)
+CHANGES = (1, 4, 16, 64)
 TRAINED, END = 256, 768
 
 

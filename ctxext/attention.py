@@ -137,7 +137,7 @@ def _segmented(
         if layer is not None and block.past:
             align(layer, rotary, final, plan, batch)
         cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
-        remember(cache, module, rotary.digest, final, rows_of(plan.last, batch))
+        remember(cache, module, rotary.digest, final, rows_of(plan.last, batch), block.made())
     return torch.cat(outputs, 1), _join_weights(weights)
 
 

@@ -20,19 +20,31 @@ class Held:
     """What a cache layer holds that a patched model filled.
 
     schedule: digest of the schedule that the model ran. stages, ends: per row, the stage that its keys are turned
-    to and its last position. expected: the patched model is about to add to the layer.
+    to and its last position. expected: the patched model is about to add to the layer. made: None, or the first
+    keys as they were made, each in the stage of its own position; those after them are still as they were made.
+
+    Every turn rounds. In 16 bits that shows after many stages, so there all turns begin at `made`.
     """
 
     schedule: str
     stages: tuple[int, ...]
     ends: tuple[int, ...]
     expected: bool = False
+    made: torch.Tensor | None = None
 
     def rows(self, chosen: list[int]) -> Held:
         """The same of these rows."""
         return replace(
-            self, stages=tuple(self.stages[i] for i in chosen), ends=tuple(self.ends[i] for i in chosen)
+            self,
+            stages=tuple(self.stages[i] for i in chosen),
+            ends=tuple(self.ends[i] for i in chosen),
+            made=None if self.made is None else self.made[chosen],
         )
+
+    def shorter(self, removed: int, length: int) -> Held:
+        """The same after the last `removed` tokens are gone and `length` are left."""
+        made = None if self.made is None or not length else self.made[:, :, :length]
+        return replace(self, ends=tuple(end - removed for end in self.ends), made=made)
 
 
 def _knowing_its_stage(base: type, name: str) -> type:
@@ -75,9 +87,7 @@ def _knowing_its_stage(base: type, name: str) -> type:
         def crop(self, tokens_to_remove):
             super().crop(tokens_to_remove)
             if hasattr(self, _HELD):
-                held = getattr(self, _HELD)
-                ends = tuple(end + min(0, tokens_to_remove) for end in held.ends)
-                setattr(self, _HELD, replace(held, ends=ends))
+                setattr(self, _HELD, getattr(self, _HELD).shorter(abs(tokens_to_remove), _length(self)))
 
     Staged.__name__ = Staged.__qualname__ = name  # so that caches pickle
     return Staged
@@ -98,7 +108,7 @@ class Block:
     def __init__(self, rotary: StagedRotary, plan: Plan, layer: Any, batch: int):
         self.rotary, self.plan = rotary, plan
         self.past = _length(layer)
-        self.own = layer.keys[:, :, : self.past] if self.past else None
+        self.own = _as_made(layer, self.past) if self.past else None
         self.values = layer.values[:, :, : self.past] if self.past else None
         self.turned = None
         self._index = 0
@@ -109,8 +119,12 @@ class Block:
             rows = batch
             offsets = torch.arange(-self.past + 1, 1, device=plan.positions.device)
             before = torch.tensor(held.ends, device=offsets.device)[:, None] + offsets
-            self.positions = torch.cat((before.clamp(min=0), plan.positions.expand(batch, -1)), 1)
-            old = torch.tensor(held.stages, device=offsets.device)[:, None].expand(-1, self.past)
+            before = before.clamp(min=0)
+            self.positions = torch.cat((before, plan.positions.expand(batch, -1)), 1)
+            if _keeps_made(layer.keys):
+                old = rotary.stages_at(before)
+            else:
+                old = torch.tensor(held.stages, device=offsets.device)[:, None].expand(-1, self.past)
         else:
             self.positions = plan.positions
             old = plan.positions.new_empty(rows, 0)
@@ -146,6 +160,12 @@ class Block:
         self.values = torch.cat((self.values, values), 2)
         return self.turned, self.values
 
+    def made(self) -> torch.Tensor | None:
+        """What a cache layer has to keep of the keys as they were made, once the call is through."""
+        if not _keeps_made(self.own):
+            return None
+        return self.own[:, :, : self.past + self.plan.segments[-1].start]
+
 
 def rows_of(values: Any, batch: int) -> list[int]:
     """One value per row, when all rows share one."""
@@ -154,6 +174,19 @@ def rows_of(values: Any, batch: int) -> list[int]:
 
 def _length(layer: Any) -> int:
     return int(layer.get_seq_length()) if layer is not None else 0
+
+
+def _keeps_made(keys: torch.Tensor) -> bool:
+    """Whether a cache of such keys keeps them as they were made, too."""
+    return keys.element_size() < 4
+
+
+def _as_made(layer: Any, length: int) -> torch.Tensor:
+    """The first `length` keys of a cache layer, as near to how they were made as it has them."""
+    made = getattr(layer, _HELD).made
+    if made is None:
+        return layer.keys[:, :, :length]
+    return torch.cat((made, layer.keys[:, :, made.shape[2] : length]), 2)
 
 
 def _foreign() -> CtxextError:
@@ -194,12 +227,21 @@ def layer_of(cache: Any, module: nn.Module, schedule: str) -> Any:
     return layer
 
 
-def remember(cache: Any, module: nn.Module, schedule: str, stages: list[int], ends: list[int]) -> None:
-    """Note what this module's layer of the cache holds after a call."""
+def remember(
+    cache: Any,
+    module: nn.Module,
+    schedule: str,
+    stages: list[int],
+    ends: list[int],
+    made: torch.Tensor | None = None,
+) -> None:
+    """Note what this module's layer of the cache holds after a call; see `Held`. made: None if it is as it was."""
     layer = cache.layers[module.layer_idx]
     if type(layer) in _KNOWN:
         layer.__class__ = _KNOWN[type(layer)]
-    setattr(layer, _HELD, Held(schedule, tuple(stages), tuple(ends)))
+    if made is None and hasattr(layer, _HELD):
+        made = getattr(layer, _HELD).made
+    setattr(layer, _HELD, Held(schedule, tuple(stages), tuple(ends), made=made))
 
 
 def check_contiguous(layer: Any, positions: torch.Tensor, batch: int) -> None:
@@ -226,20 +268,24 @@ def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch
         return
     check_contiguous(layer, plan.positions, batch)
     length = _length(layer)
-    where = ("align", length, now, tuple(stages), ends)
+    own, keeps = _as_made(layer, length), _keeps_made(layer.keys)
+    where = ("align", length, now, tuple(stages), ends, keeps)
     if where not in plan.turns:
         # Rows that move alike share their angles: usually the whole batch does.
         offsets = torch.arange(-length + 1, 1, device=plan.positions.device)
         alike = len({*zip(now, stages, ends, strict=True)}) == 1
         rows = 1 if alike else batch
         positions = (torch.tensor(ends[:rows], device=offsets.device)[:, None] + offsets).clamp(min=0)
-        plan.turns[where] = rotary.turn(positions, now[:rows], stages[:rows])
-    turned = _turned(layer.keys[:, :, :length], plan.turns[where], rotary.layout)
+        source = rotary.stages_at(positions) if keeps else now[:rows]
+        plan.turns[where] = rotary.turn(positions, source, stages[:rows])
+    turned = _turned(own, plan.turns[where], rotary.layout)
     if isinstance(layer, StaticLayer):
+        if held.made is None and keeps:
+            own = own.clone()
         layer.keys[:, :, :length].copy_(turned)
     else:
         layer.keys = turned
-    setattr(layer, _HELD, replace(held, stages=tuple(stages)))
+    setattr(layer, _HELD, replace(held, stages=tuple(stages), made=own if keeps else None))
 
 
 def _turned(keys: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], layout: str) -> torch.Tensor:

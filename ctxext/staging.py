@@ -61,6 +61,10 @@ class StagedRotary(nn.Module):
         self.digest = digest
         self.config = modules[0].config
 
+    def stages_at(self, positions: torch.Tensor) -> torch.Tensor:
+        """The stage that each position is in."""
+        return torch.bucketize(positions, torch.tensor(self.starts[1:], device=positions.device), right=True)
+
     def plan(self, position_ids: torch.Tensor) -> Plan:
         """The stages of a call with these positions, (rows, tokens)."""
         if position_ids.shape[1] == 1:
@@ -68,8 +72,7 @@ class StagedRotary(nn.Module):
             last = position_ids[:, 0].tolist()
             stages = tuple(bisect.bisect_right(self.starts, p) - 1 for p in last)
             return Plan(position_ids, [Segment(0, 1, stages)], last)
-        inner = torch.tensor(self.starts[1:], device=position_ids.device)
-        stages = torch.bucketize(position_ids, inner, right=True)
+        stages = self.stages_at(position_ids)
         cuts = [0, position_ids.shape[1]]
         if bool((stages != stages[:, :1]).any()):
             changes = (stages[:, 1:] != stages[:, :-1]).any(0).nonzero().flatten()

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from conftest import logits, pico_model
-from feeding import TOLERANCE
+from feeding import TOLERANCE, chunks, decode
 
 import ctxext
 from ctxext.errors import CtxextError
@@ -93,3 +93,100 @@ def test_a_copy_of_the_model_and_the_same_patch_go_on(name, tokens):
     put(again, "yarn")
     put(again, name)
     torch.testing.assert_close(go_on(again, tokens[:, 130:], cache), want, atol=TOLERANCE, rtol=0)
+
+
+# ---------------------------------------------------------------- 16 bits
+
+
+def half_model(method="dynamic_ntk", dtype=torch.bfloat16):
+    """The embedded model under stages of 8 tokens: 96 of them in 1,024 tokens."""
+    model = ctxext.load("tiny", dtype=torch.float32).eval()
+    ctxext.patch(model, method, 4, granularity=8)
+    return model.to(dtype)
+
+
+@pytest.fixture(scope="module")
+def text():
+    from transformers import AutoTokenizer
+
+    from ctxext.resolve import TINY
+
+    words = next((TINY.parent / "text").glob("*.txt")).read_text()[:8000]
+    return AutoTokenizer.from_pretrained(TINY)(words, return_tensors="pt").input_ids[:, :768]
+
+
+def divergence(got, exact):
+    """Mean KL, nats per token, of the last 128 positions."""
+    got, exact = (x[:, -128:].double().log_softmax(-1) for x in (got, exact))
+    return (exact.exp() * (exact - got)).sum(-1).mean().item()
+
+
+@pytest.mark.parametrize("method", ["dynamic_ntk", "dynamic_yarn"])
+def test_many_changes_of_stage_cost_no_precision(method, text):
+    """In bfloat16, 64 changes in turn are as near to float32 as one forward, which turns each key once."""
+    exact = logits(half_model(method, torch.float32), text)
+    model = half_model(method)
+    whole = divergence(logits(model, text), exact)
+    assert divergence(chunks(model, text, 8), exact) < 1.5 * whole
+    assert divergence(chunks(model, text, 13), exact) < 1.5 * whole
+    assert divergence(decode(model, text[:, :400], 270), exact[:, :400]) < 1.5 * whole
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_cached_keys_are_turned_once_whatever_happens_to_the_cache(kind, tokens):
+    """In the first layer keys after any history are those that one prefill leaves: the same roundings."""
+    from transformers import DynamicCache, StaticCache
+
+    torch.manual_seed(0)
+    model = half_model()
+    ids = torch.randint(3, 1000, (3, 460))
+
+    def fresh():
+        if kind == "static":
+            return StaticCache(config=model.config, max_cache_len=480)
+        return DynamicCache(config=model.config)
+
+    def keys(ids):
+        """From one prefill and one more token, alone in its stage or not."""
+        cache = fresh()
+        go_on(model, ids[:, :-1], cache)
+        go_on(model, ids[:, -1:], cache)
+        return cache.layers[0].keys[:, :, : ids.shape[1]]
+
+    cache = fresh()
+    go_on(model, ids[:, :250], cache)
+    for a in range(250, 400, 5):
+        go_on(model, ids[:, a : a + 5], cache)
+    # Beam search, assisted decoding, prompts that are forked, and back to an earlier stage.
+    cache.reorder_cache(torch.tensor([2, 0, 0]))
+    ids = ids[[2, 0, 0]]
+    cache.crop(-70)
+    rest = ids[:, 330:390].flip(0)
+    ids = torch.cat((ids[:, :330], rest), 1)
+    cache = copy.deepcopy(cache)
+    for a in range(330, 390, 3):
+        go_on(model, ids[:, a : a + 3], cache)
+    if kind == "dynamic":
+        cache.batch_select_indices(torch.tensor([0, 2]))
+        cache.batch_repeat_interleave(2)
+        ids = ids[[0, 0, 2, 2]]
+        more = torch.randint(3, 1000, (4, 41))
+        ids = torch.cat((ids, more), 1)
+        go_on(model, ids[:, 390:430], cache)
+        go_on(model, ids[:, 430:], cache)
+    got = cache.layers[0].keys[:, :, : ids.shape[1]]
+    # A product of another shape may round a key otherwise as it is made.
+    assert (got != keys(ids)).double().mean() < 0.01
+
+
+def test_only_16_bits_and_only_past_the_first_change_keep_a_second_tensor(tokens):
+    model = pico_model()
+    ctxext.patch(model, "dynamic_ntk", 4, granularity=16)
+    for dtype, length, ratio in ((torch.float32, 200, 1), (torch.bfloat16, 64, 1), (torch.bfloat16, 200, 1.5)):
+        cache = cache_of(model, "dynamic")
+        go_on(model.to(dtype), tokens[:, :length], cache)
+        stock = sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
+        second = [layer._ctxext_held.made for layer in cache.layers]
+        more = sum(x.nbytes for x in second if x is not None)
+        assert stock + more <= ratio * stock
+        assert bool(more) == (ratio > 1)

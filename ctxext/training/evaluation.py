@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,8 +44,14 @@ def after(recipe: Recipe, trained: Path, out: Path) -> None:
 
 
 def measure(commands: list[str], model: Path, answers: Path) -> None:
-    """Run each command on `model` and keep its JSON document as answers/<number>-<name>.json."""
-    answers.mkdir(exist_ok=True)
+    """Run each command on `model` and keep its JSON document as answers/<number>-<name>.json.
+
+    `answers` appears, or is replaced, when all have run: a kill or a command that fails (CtxextError) leaves it as
+    it was, and a resumed run measures again.
+    """
+    part = answers.with_name(f".{answers.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
     for number, command in enumerate(commands, 1):
         name, *rest = shlex.split(command)
         terminal.say("evaluating " + escape(f"{model.name}: {command}"))
@@ -55,4 +62,6 @@ def measure(commands: list[str], model: Path, answers: Path) -> None:
                 f"the evaluation {command!r} failed: {ran.stderr.strip()[-500:]}",
                 hint="mend eval.commands in the recipe; with --resume the training itself isn't repeated",
             )
-        (answers / f"{number}-{name}.json").write_text(ran.stdout)
+        (part / f"{number}-{name}.json").write_text(ran.stdout)
+    shutil.rmtree(answers, ignore_errors=True)
+    part.rename(answers)

@@ -95,6 +95,24 @@ def test_what_needs_a_gpu_says_so(text, cache, tmp_path, change):
         train(recipe(tmp_path / "out", text, cache, "train.activation_checkpointing=true", change))
 
 
+def test_a_failed_evaluation_is_measured_again_on_resume(text, cache, tmp_path):
+    """Answers count when all commands have given theirs."""
+    from ctxext.training import evaluation
+    from ctxext.training.run import train
+
+    good, bad = "passkey --lengths 128 --depths 1 --trials 1", "passkey --lengths never"
+    out = tmp_path / "out"
+    with pytest.raises(CtxextError, match="'passkey --lengths never' failed"):
+        train(recipe(out, text, cache, f"eval.commands=['{bad}', '{good}']", "train.steps=1", "eval.after=false"))
+    mended = recipe(out, text, cache, f"eval.commands=['{good}']", "train.steps=1", "eval.after=false")
+    train(mended, resume=True)
+    assert [p.name for p in (out / "eval-before").iterdir()] == ["1-passkey.json"]
+    before = (out / "eval-before" / "1-passkey.json").read_bytes()
+    with pytest.raises(CtxextError, match="failed"):
+        evaluation.measure([bad], TINY, out / "eval-before")
+    assert (out / "eval-before" / "1-passkey.json").read_bytes() == before
+
+
 def test_evaluations_run_before_and_after(text, cache, tmp_path):
     from ctxext.training.run import train
 
