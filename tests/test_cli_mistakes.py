@@ -75,7 +75,8 @@ def test_dry_run_refuses_what_the_run_would(monkeypatch, capsys, tmp_path, gguf)
         words = ["patch", model, "--method", "pi", "-o", tmp_path / "out", "--dry-run"]
         assert "exists already" in failed(monkeypatch, capsys, *words)[1]
         assert "not a model folder" in failed(monkeypatch, capsys, *words, "--force")[1]
-        assert (
+        more = ["--method", "pi", "--dry-run", "--dtype", "half"]
+        assert failed(monkeypatch, capsys, "patch", model, *more)[0] == 2
             failed(monkeypatch, capsys, "patch", model, "--method", "pi", "--dry-run", "--dtype", "half")[0] == 2
         )
 
