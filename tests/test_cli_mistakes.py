@@ -77,8 +77,6 @@ def test_dry_run_refuses_what_the_run_would(monkeypatch, capsys, tmp_path, gguf)
         assert "not a model folder" in failed(monkeypatch, capsys, *words, "--force")[1]
         more = ["--method", "pi", "--dry-run", "--dtype", "half"]
         assert failed(monkeypatch, capsys, "patch", model, *more)[0] == 2
-            failed(monkeypatch, capsys, "patch", model, "--method", "pi", "--dry-run", "--dtype", "half")[0] == 2
-        )
 
 
 def test_contradictions(monkeypatch, capsys, tmp_path, gguf):
