@@ -101,6 +101,15 @@ BROKEN = {
     ),
     "an integer factor": (scaled(rope_type="linear", factor=4), (), {}, "whole_factor", "pi"),
     "a factor in quotes": (scaled(rope_type="linear", factor="4.0"), (), {}, "numbers_as_text", "pi"),
+    "an original length in quotes": (
+        scaled(**YARN | {"original_max_position_embeddings": "64"}),
+        (),
+        {},
+        "numbers_as_text",
+        "yarn",
+    ),
+    "a length in quotes": (scaled("256", **YARN), (), {}, "numbers_as_text", "yarn"),
+    "a theta in quotes": (scaled(**YARN) | {"rope_theta": "5e5"}, (), {}, "numbers_as_text", "yarn"),
     "attn_factor alone, as DeepSeek writes it": (
         scaled(**YARN, attn_factor=1.2),
         (),
@@ -177,6 +186,22 @@ UNMENDABLE = {
     ),
     "an unknown type": (scaled(rope_type="telepathy", factor=4.0), "old_names"),
     "text for a number": (scaled(rope_type="linear", factor="four"), "numbers_as_text"),
+    "llama3 without its bounds": (
+        scaled(rope_type="llama3", factor=4.0, original_max_position_embeddings=64),
+        "parts_missing",
+    ),
+    "longrope without its lists": (
+        scaled(rope_type="longrope", factor=4.0, original_max_position_embeddings=64),
+        "parts_missing",
+    ),
+    "the same without a theta": (
+        scaled(rope_type="longrope", factor=4.0, original_max_position_embeddings=64) | {"rope_theta": None},
+        "parts_missing",
+    ),
+    "a scaling without a type": (scaled(factor=4.0), "type_missing"),
+    "a scaling with a null type": (scaled(type=None, factor=4.0), "type_missing"),
+    "a type without its object": ({"rope_scaling": "linear"}, "type_missing"),
+    "a factor below 1": (scaled(**YARN | {"factor": 0.5}), "factor_below_one"),
     "yarn without anything": (scaled(rope_type="yarn"), "factor_missing"),
     "another kind of rope": ({"model_type": "gpt2"}, "family"),
 }

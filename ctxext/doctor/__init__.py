@@ -123,10 +123,12 @@ def findings(folder: Folder) -> list[Finding]:
         try:
             for where, what, fix, mend in function(folder):
                 found.append(Finding(name, level, where, what, fix, report, mend))
-        except CtxextError as error:
-            # A config that stops our own reader stops the check, not the others.
-            hint = error.hint or "take the config from the base model"
-            found.append(Finding(name, "error", "config.json", error.message, hint, report))
+        except (CtxextError, TypeError, ValueError, LookupError, AttributeError) as error:
+            # A config that stops our own reader, or a value of the wrong kind, stops the check, not the others.
+            ours = isinstance(error, CtxextError)
+            what = error.message if ours else f"a value of the wrong kind stops this check: {error}"
+            hint = (error.hint if ours else None) or "take the config from the base model"
+            found.append(Finding(name, "error", "config.json", what, hint, report))
     return found
 
 

@@ -61,9 +61,8 @@ def scaled(folder: Folder) -> bool:
     return folder.kind not in ("default", "None") and not nested(folder)
 
 
-def lengths(folder: Folder) -> tuple[int | None, int | None, float | None]:
-    """(max_position_embeddings, original length, factor) as the folder says them."""
+def lengths(folder: Folder) -> tuple[float | None, float | None, float | None]:
+    """(max_position_embeddings, original length, factor) as the folder says them; None for what is no number."""
     config, keys = folder.config, folder.scaling
-    original = config.get(ORIGINAL) or keys.get(ORIGINAL)
-    factor = keys.get("factor")
-    return config.get("max_position_embeddings"), original, factor if isinstance(factor, int | float) else None
+    told = (config.get("max_position_embeddings"), config.get(ORIGINAL) or keys.get(ORIGINAL), keys.get("factor"))
+    return tuple(value if isinstance(value, int | float) else None for value in told)

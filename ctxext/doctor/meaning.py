@@ -35,6 +35,14 @@ def factor_missing(folder: Folder) -> Found:
         )
 
 
+@check("error", "no runtime shrinks the length that was trained")
+def factor_below_one(folder: Folder) -> Found:
+    """A factor that would shorten what the model reads."""
+    factor = lengths(folder)[2]
+    if scaled(folder) and factor is not None and factor < 1:
+        yield "rope_scaling", f"factor {factor:g} is below 1", "write the factor that was trained", None
+
+
 @check("error", "transformers: the one at the top wins when the model is built")
 def originals_differ(folder: Folder) -> Found:
     """Two original lengths."""
@@ -91,7 +99,9 @@ def attention_factor(folder: Folder) -> Found:
 def length_not_raised(folder: Folder) -> Found:
     """max_position_embeddings that isn't original length x factor."""
     length, original, factor = lengths(folder)
-    if folder.kind not in ("yarn", "llama3") or ours(folder) or not (length and original and factor):
+    if folder.kind not in ("yarn", "llama3") or ours(folder):
+        return
+    if not (length and original and factor) or factor < 1:
         return
     reads = round(original * factor)
     # Llama 3.1 itself says factor 8, original 8192 and 131072: a shorter product is a choice of its makers.

@@ -19,7 +19,7 @@ from ..hf_config import read_block, read_schedule, sliding_window, write_config
 from ..resolve import resolve
 from ..spelling import TARGETS
 from . import Folder, check
-from .common import Found, drop_key, ours, scaled, set_keys
+from .common import Found, drop_key, lengths, ours, scaled, set_keys
 
 
 @check("error", "LongLoRA#42, #81, #181; LlamaFactory#4913")
@@ -134,7 +134,7 @@ def block_and_keys(folder: Folder) -> Found:
 @check("warning", "mistral with YaRN: sliding_window kept")
 def window_too_short(folder: Folder) -> Found:
     """A sliding window that hides what the scaling was for."""
-    window, length = sliding_window(folder.config), folder.config.get("max_position_embeddings")
+    window, length = sliding_window(folder.config), lengths(folder)[0]
     if window and scaled(folder) and length and window < length:
         what = f"every layer sees {window} tokens back, of the {length} that the scaling is for"
         yield "config.json", what, "write null", set_keys("config.json", sliding_window=None)

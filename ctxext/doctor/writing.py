@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from ..families import in_transformers
-from ..hf_config import head_dim, rope_parameters
+from ..hf_config import SCALING_KEYS, head_dim, rope_parameters
 from ..methods import base
 from ..rope import Rope
 from . import Folder, check
-from .common import Found, drop_key, nested, scaled, set_keys, set_scaling
+from .common import ORIGINAL, Found, drop_key, nested, scaled, set_keys, set_scaling
 
-_NUMBERS = ("factor", "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+_NUMBERS = (
+    ORIGINAL,
+    "factor",
+    "attention_factor",
+    "attn_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+)
 _NUMBERS += ("low_freq_factor", "high_freq_factor", "rope_theta", "short_mscale", "long_mscale")
+_LENGTHS = (ORIGINAL, "max_position_embeddings")
+_TOP_NUMBERS = ("rope_theta", *_LENGTHS)
+_PARTS = {"llama3": ("low_freq_factor", "high_freq_factor")}
+_PARTS |= dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor"))
 _KNOWN = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
@@ -30,20 +43,40 @@ def old_remote_code(folder: Folder) -> Found:
 @check("error", "vLLM#52665; hand-edited configs")
 def numbers_as_text(folder: Folder) -> Found:
     """Numbers in quotes."""
-    for key in _NUMBERS:
-        value = folder.scaling.get(key)
+    top = [(key, folder.config.get(key), lambda **keys: set_keys("config.json", **keys)) for key in _TOP_NUMBERS]
+    for key, value, mend in [(key, folder.scaling.get(key), set_scaling) for key in _NUMBERS] + top:
         if isinstance(value, str):
+            where = f"rope {key}" if mend is set_scaling else f"config.json, {key}"
             try:
-                number = float(value)
-            except ValueError:
-                yield f"rope {key}", f"{value!r} is no number", "write the number that was meant", None
+                number = int(float(value)) if key in _LENGTHS else float(value)
+            except (ValueError, OverflowError):
+                yield where, f"{value!r} is no number", "write the number that was meant", None
                 continue
-            yield (
-                f"rope {key}",
-                f"{value!r} is text, not a number",
-                f"write {number}",
-                set_scaling(**{key: number}),
-            )
+            yield where, f"{value!r} is text, not a number", f"write {number}", mend(**{key: number})
+
+
+@check("error", "transformers: a KeyError when the model is built")
+def parts_missing(folder: Folder) -> Found:
+    """llama3 and longrope without what they can't do without."""
+    missing = [key for key in _PARTS.get(folder.kind, ()) if folder.scaling.get(key) is None]
+    if missing and scaled(folder):
+        what = f"{folder.kind} without {' and '.join(missing)} is a KeyError in transformers"
+        yield "rope_scaling", what, "take the config from the base model", None
+
+
+@check("error", "transformers: the scaling is dropped without a word")
+def type_missing(folder: Folder) -> Found:
+    """A scaling that doesn't say which one it is."""
+    fix = "write the type that was trained, or null if there was no scaling"
+    for dialect in ("rope_scaling", "rope_parameters"):
+        found = folder.config.get(dialect)
+        if found and not isinstance(found, dict):
+            yield dialect, f"{found!r} is no object", fix, None
+    keys = (SCALING_KEYS & folder.scaling.keys()) - {"rope_type", "type", "rope_theta", ORIGINAL}
+    said = folder.scaling.get("rope_type") or folder.scaling.get("type")
+    if keys and not said and not nested(folder):
+        what = f"{', '.join(sorted(keys))} without a type: transformers runs no scaling at all"
+        yield "rope_scaling", what, fix, None
 
 
 @check("error", "transformers#25957; checkpoints of YaRN, LongLoRA and PoSE")
