@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from ._version import __version__
+from .config_writing import write_config
 from .errors import CtxextError
 from .folder import WEIGHTS
-from .hf_config import digest, read_block, rope_parameters, write_config
+from .hf_config import digest, read_block, rope_parameters
 from .resolve import HUB_OPTIONS, resolve
 from .rope import Schedule, unpatched
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from . import methods
 from .card import model_card
+from .config_writing import write_config
 from .errors import CtxextError, UsageError, warn
 from .families import require_support
 from .folder import WEIGHTS, check_overwrite, check_weights, has_weights, link_or_copy, model_files, replacing
-from .hf_config import read_block, read_rope, sliding_window, write_config
+from .hf_config import read_block, read_rope, sliding_window
 from .messages import window_message
 from .resolve import DTYPES, HUB_OPTIONS, display_name, resolve
 from .rope import Schedule, unpatched
@@ -65,7 +66,7 @@ def plan(
 
     trained_length, existing: as in `ctxext.patch`. dtype: of a .gguf's weights. fallback: what plain
     transformers shall do with a schedule that it can't run (several stages, start tokens): "refuse" to load,
-    or run its "static" approximation. target: the runtime that comes first, see `hf_config.write_config`.
+    or run its "static" approximation. target: the runtime that comes first, see `config_writing.write_config`.
     params: the method's options.
     """
     if dtype not in DTYPES:

@@ -9,8 +9,8 @@ import typer
 
 from . import methods, terminal
 from .checkpoint import default_out
+from .config_writing import write_config
 from .errors import UsageError
-from .hf_config import write_config
 from .options import (
     Existing,
     Factor,

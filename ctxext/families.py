@@ -50,7 +50,7 @@ def in_transformers(model_type: str) -> bool:
 def unsupported_reason(config: Mapping[str, Any]) -> str | None:
     """Why a model with this config.json can't be patched, or None if its rotary embedding is the standard one."""
     model_type = config.get("model_type")
-    if not model_type:
+    if not isinstance(model_type, str) or not model_type:
         return "its config.json has no model_type, so it isn't a transformers model"
     source = _source(model_type, "modeling")
     if source is None:

@@ -1,10 +1,10 @@
-"""Between a config.json and ctxext's plain data: Rope from a config, a Schedule into `rope_parameters`.
+"""From a config.json to ctxext's plain data, a Rope and a Schedule; and ctxext's own block in it.
 
 Works on plain dicts, so that patching a folder imports neither torch nor transformers.
 
 Two dialects exist. transformers 5 writes `rope_parameters` (theta inside); before that it was `rope_scaling`
 plus a top-level `rope_theta`, which most servers, MLX and converters still read. A folder that speaks only
-one of them is silently misread by readers of the other, so both are written.
+one of them is silently misread by readers of the other, so `config_writing` writes both.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from . import methods, smollm3
+from . import methods
 from ._version import __version__
 from .errors import CtxextError, UsageError
 from .families import leaves_implicit, per_layer_type
 from .rope import Rope, Schedule, unpatched
-from .spelling import native_parameters
 
 # Keys that describe a scaling. Everything else in rope_parameters belongs to the model and is kept.
 SCALING_KEYS = frozenset(
@@ -51,7 +50,9 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
             raise CtxextError("can't patch this model: no rope in its config is for layers with full attention")
         found = _object(found, SCALED_LAYERS)
     found["rope_type"] = found.get("rope_type", found.pop("type", "default"))
-    model_type = config.get("model_type", "")
+    model_type = config.get("model_type") or ""
+    if not isinstance(model_type, str):
+        raise CtxextError(f"model_type in config.json is {model_type!r}, which is no name")
     theta = number(found, "rope_theta") or number(config, "rope_theta") or number(config, "rotary_emb_base")
     partial = found.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct")))
     unsaid = (theta is None) or (
@@ -108,13 +109,30 @@ def _class_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def head_dim(config: Mapping[str, Any]) -> int:
     """Coordinates per attention head, spelled out or hidden size / heads (Falcon and GPT-2 style names too)."""
-    if config.get("head_dim"):
+    if number(config, "head_dim"):
         return int(config["head_dim"])
-    hidden = config.get("hidden_size") or config.get("n_embd")
-    heads = config.get("num_attention_heads") or config.get("n_head")
+    hidden = number(config, "hidden_size") or number(config, "n_embd")
+    heads = number(config, "num_attention_heads") or number(config, "n_head")
     if not hidden or not heads:
         raise CtxextError("config.json has neither head_dim nor hidden_size and num_attention_heads")
     return int(hidden) // int(heads)
+
+
+def base_rope(config: Mapping[str, Any]) -> Rope:
+    """Theta, rotary dimension and max_position_embeddings, as if nothing were scaled.
+
+    Raises CtxextError or UsageError for a config.json that says no such thing, or nonsense about its window.
+    """
+    found = rope_parameters(config)
+    sliding_window(config)
+    dim = int(head_dim(config) * (number(found, "partial_rotary_factor") or 1.0))
+    length = number(config, "max_position_embeddings")
+    length = number(config, "n_positions") if length is None else length
+    if length is None:
+        raise CtxextError(
+            "config.json has no max_position_embeddings", hint="say how long it was trained: --trained-length"
+        )
+    return Rope(found["rope_theta"], dim, int(length))
 
 
 def read_schedule(config: Mapping[str, Any], trained_length: int | None = None) -> Schedule:
@@ -230,82 +248,6 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
     return Rope(now.rope.theta, now.rope.dim, length, ratios, now.stages[0].attention_scale)
 
 
-def write_config(
-    config: Mapping[str, Any],
-    schedule: Schedule,
-    *,
-    fallback: str = "refuse",
-    target: str = "all",
-    live: bool = False,
-) -> dict[str, Any]:
-    """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
-
-    Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
-    fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static".
-    target: the runtime that comes first where one form can't suit all. "vllm" leaves the trained length in
-    max_position_embeddings under linear scaling, which vLLM multiplies by the factor; "mlx" writes yarn with
-    options of its own as a table. The others take the form for "all". live: for a model in memory,
-    which can't become another architecture, and which its config class must be able to save.
-    """
-    new, said = dict(config), schedule
-    if not live and smollm3.expressible(schedule, config.get("model_type", "")):
-        new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
-    found = rope_parameters(config)
-    kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
-    keys = {**native_parameters(said, config.get("model_type", ""), fallback, target, live), **kept}
-    if "llama_4_scaling_beta" in kept:
-        # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
-        keys["original_max_position_embeddings"] = schedule.rope.trained_length
-    if per_layer_type(config.get("model_type", "")):
-        return _write_nested(new, keys, schedule)
-    new["rope_parameters"] = keys
-    plain = keys["rope_type"] == "default"
-    new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
-    new["rope_theta"] = keys["rope_theta"]
-    if "rotary_emb_base" in config:
-        new["rotary_emb_base"] = keys["rope_theta"]
-    multiplied = target == "vllm" and keys["rope_type"] == "linear"
-    new["max_position_embeddings"] = schedule.rope.trained_length if multiplied else schedule.max_length
-    # transformers lets a top-level original length win over the one in the dict, and llama.cpp's converter
-    # reads only the top-level one for llama3; for longrope it would lower vLLM's default length.
-    if "original_max_position_embeddings" in config or keys["rope_type"] == "llama3":
-        new["original_max_position_embeddings"] = keys.get(
-            "original_max_position_embeddings", schedule.rope.trained_length
-        )
-    if "head_dim" in config and config["head_dim"] is None:
-        # Several of transformers' scaling functions multiply head_dim without looking whether it is there.
-        new["head_dim"] = head_dim(config)
-    new["ctxext"] = block(schedule)
-    return new
-
-
-def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
-    """The rest of `write_config` for a rope per layer type, which the older dialect has no common word for."""
-    if keys["rope_type"].startswith("ctxext"):
-        raise CtxextError(
-            f"{schedule.method} needs one rotary embedding for all layers, this model keeps one per layer type",
-            hint="use a static method, such as yarn",
-        )
-    nested = new.get("rope_parameters")
-    if not (isinstance(nested, Mapping) and SCALED_LAYERS in nested):
-        nested = _nested_defaults(new)
-    new["rope_parameters"] = {**nested, SCALED_LAYERS: keys}
-    # Flat, it would take the place of the nested dict, or be laid over it.
-    new.pop("rope_scaling", None)
-    new["rope_theta"] = keys["rope_theta"]
-    new["max_position_embeddings"] = schedule.max_length
-    new["ctxext"] = block(schedule)
-    return new
-
-
-def _nested_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the family's class makes of an older config: one rope per type of layer."""
-    from transformers import CONFIG_MAPPING
-
-    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
-    return dict(CONFIG_MAPPING[config["model_type"]].from_dict(plain).rope_parameters)
-
-
 def block(schedule: Schedule) -> dict[str, Any]:
     """What config.json remembers under "ctxext": how to make the schedule again, and a hash to check it by."""
     return {
@@ -343,7 +285,7 @@ def read_block(data: Mapping[str, Any]) -> Schedule:
 
 def sliding_window(config: Mapping[str, Any]) -> int | None:
     """The window if *every* layer is limited to it, else None (a mix of layers is a design, not a limit)."""
-    window = config.get("sliding_window")
+    window = number(config, "sliding_window")
     if not window or config.get("use_sliding_window") is False:
         return None
     kinds = config.get("layer_types")

@@ -11,9 +11,9 @@ from typing import Any
 from .adapters import attach, base_model, check_base, find_base, read_adapter
 from .card import model_card
 from .checkpoint import longer_tokenizer, read_config
+from .config_writing import write_config
 from .errors import CtxextError
 from .folder import WEIGHTS, link_or_copy, model_files, replacing
-from .hf_config import write_config
 from .resolve import display_name
 from .rope import Schedule
 

@@ -149,8 +149,9 @@ def _convert(gguf: Path, out: Path, dtype: str) -> None:
 
 def _restore_scaling(gguf: Path, config_json: Path) -> None:
     """Write the GGUF's rope scaling into the config: transformers' reader takes over theta and nothing else."""
+    from .config_writing import write_config
     from .export.gguf_rope import gguf_config, is_scaled
-    from .hf_config import read_schedule, write_config
+    from .hf_config import read_schedule
 
     if not is_scaled(gguf):
         return

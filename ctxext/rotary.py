@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .config_writing import write_config
 from .errors import CtxextError
-from .hf_config import SCALED_LAYERS, write_config
+from .hf_config import SCALED_LAYERS
 from .rope import Schedule, unpatched
 
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from ctxext import methods
+from ctxext.config_writing import write_config
 from ctxext.errors import CtxextError
-from ctxext.hf_config import write_config
 from ctxext.rope import Rope, Schedule
 
 PACKAGES = {

@@ -17,7 +17,7 @@ def failed(monkeypatch, capsys, *words):
     code, out, err = run(monkeypatch, capsys, *words)
     assert out == "", out
     assert "Traceback" not in err
-    assert err.startswith("error: ") or "Usage:" in err, err
+    assert "error: " in err or "Usage:" in err, err
     return code, err
 
 
@@ -146,3 +146,41 @@ def test_portability_of_a_rope_type_that_nobody_knows(monkeypatch, capsys, tmp_p
         config["rope_parameters"] = {**config["rope_parameters"], "rope_type": kind}
         (folder / "config.json").write_text(json.dumps(config))
         assert "rope type" in failed(monkeypatch, capsys, "portability", folder)[1]
+
+
+BROKEN = {
+    "empty": None,
+    "length": {"max_position_embeddings": "many"},
+    "negative length": {"max_position_embeddings": -5},
+    "no length": {"max_position_embeddings": 0},
+    "rope": {"rope_parameters": "yarn"},
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 0.5}},
+    "width": {"hidden_size": "abc", "head_dim": None},
+    "heads": {"num_attention_heads": None, "head_dim": None},
+    "window": {"sliding_window": "x"},
+    "type": {"model_type": 5},
+    "factor": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": "two"}},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_configs_that_no_command_can_use(monkeypatch, capsys, tmp_path, name):
+    """The commands say what is wrong, and so does the doctor, whose word push takes."""
+    folder = tmp_path / "broken"
+    shutil.copytree(TINY, folder)
+    config = {} if BROKEN[name] is None else {**read_config(folder), **BROKEN[name]}
+    (folder / "config.json").write_text(json.dumps(config))
+    for words in (["inspect"], ["patch", "--method", "pi", "--dry-run"], ["portability"]):
+        code, _ = failed(monkeypatch, capsys, words[0], folder, *words[1:])
+        assert code in (1, 2)
+    code, out, _ = run(monkeypatch, capsys, "doctor", folder)
+    assert code == 1, out
+    assert "error: " in out
+    assert "error(s)" in failed(monkeypatch, capsys, "push", folder, "a/b", "--dry-run")[1]
+
+
+def test_the_doctor_reads_folders(monkeypatch, capsys, tmp_path, gguf):
+    monkeypatch.setenv("CTXEXT_CACHE", str(tmp_path / "cache"))
+    for words in (["doctor", gguf[0]], ["doctor", gguf[0], "--fix"], ["push", gguf[0], "a/b", "--dry-run"]):
+        assert "is a GGUF file" in failed(monkeypatch, capsys, *words)[1]
+    assert not (tmp_path / "cache").exists()

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from ctxext import methods
+from ctxext.config_writing import write_config
 from ctxext.errors import CtxextError, UsageError
 from ctxext.families import require_support, unsupported_reason
-from ctxext.hf_config import read_rope, read_schedule, rope_parameters, sliding_window, write_config
+from ctxext.hf_config import read_rope, read_schedule, rope_parameters, sliding_window
 from ctxext.rope import Rope
 from ctxext.spelling import carrier
 

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PLAIN = ["rope", "methods", "spelling", "hf_config", "families", "checkpoint", "inspection", "card", "cli"]
-PLAIN += ["cli_serve", "doctor", "hub", "export.portability", "export.gguf_rope", "export.gguf_model"]
+PLAIN += ["config_writing", "preview", "cli_serve", "doctor", "hub"]
+PLAIN += ["export.portability", "export.gguf_rope", "export.gguf_model"]
 
 
 def imported(path):
@@ -32,7 +33,8 @@ def test_plain_data_layers_import_no_torch(module):
     assert ran.stdout.strip() == "[]"
 
 
-LAYERS = ["errors", "rope", "methods", "families", "hf_config", "rotary", "patching", "checkpoint", "cli"]
+LAYERS = ["errors", "rope", "methods", "families", "hf_config", "config_writing", "rotary", "patching"]
+LAYERS += ["checkpoint", "cli"]
 
 
 def test_layers_point_one_way():

@@ -9,6 +9,7 @@ from conftest import logits, pico_model
 import ctxext
 from ctxext.errors import CtxextError
 from ctxext.qk_norm import NORMS
+from ctxext.resolve import TINY
 
 IDS = torch.randint(0, 64, (1, 100), generator=torch.Generator().manual_seed(9))
 
@@ -80,13 +81,13 @@ def test_what_was_learned_outlives_another_temperature_and_an_unpatch():
 
 
 def test_fitting_a_temperature_keeps_the_norms():
-    from types import SimpleNamespace
+    from transformers import AutoTokenizer
 
     from ctxext_evals import temperature
     from ctxext_evals.models import Subject
 
     model = normed()
-    subject = Subject("pico", model, SimpleNamespace(), ctxext.schedule_of(model))
+    subject = Subject("pico", model, AutoTokenizer.from_pretrained(TINY), ctxext.schedule_of(model))
     before = logits(model, IDS)
     documents = [torch.randint(0, 64, (256,), generator=torch.Generator().manual_seed(s)).tolist() for s in (0, 1)]
     found = temperature.fit(subject, documents, "drope", 4, grid=(0.0, 0.1, 0.4))

@@ -140,6 +140,11 @@ def examine(model: str | os.PathLike, *, fix: bool = False, context: int | None 
     """
     if context is not None and context < 2:
         raise UsageError(f"context must be at least 2 tokens, got {context}")
+    if os.fspath(model).endswith(".gguf"):
+        raise CtxextError(
+            f"{model} is a GGUF file, which holds no config.json to examine",
+            hint="ctxext inspect and portability read its header; ctxext patch --in-gguf writes another schedule",
+        )
     path = (
         Path(model).expanduser()
         if (Path(model).expanduser() / "adapter_config.json").is_file()

@@ -12,10 +12,11 @@ from pathlib import Path
 from .. import methods
 from ..adapters import CONFIG, Base, seal
 from ..checkpoint import read_config
+from ..config_writing import write_config
 from ..errors import CtxextError
 from ..families import unsupported_reason
 from ..folder import check_weights
-from ..hf_config import read_block, read_schedule, sliding_window, write_config
+from ..hf_config import base_rope, read_block, read_schedule, sliding_window
 from ..resolve import resolve
 from ..spelling import TARGETS
 from . import Folder, check
@@ -63,6 +64,22 @@ def weights(folder: Folder) -> Found:
         check_weights(folder.path)
     except CtxextError as error:
         yield "weights", error.message, error.hint or "download it again", None
+
+
+@check("error", "broken downloads, edited configs")
+def unusable(folder: Folder) -> Found:
+    """A config.json that no command here can read a rope from."""
+    config = folder.config
+    if "config.json" not in folder.files or "adapter_config.json" in folder.files or config.get("auto_map"):
+        return
+    try:
+        if not isinstance(config.get("model_type"), str):
+            raise CtxextError("it names no model_type, so nobody knows what model this is")
+        if unsupported_reason(config):
+            return
+        base_rope(config)
+    except CtxextError as error:
+        yield "config.json", error.message, error.hint or "take the config from the base model", None
 
 
 @check("warning", "families whose rotary embedding is of another kind")

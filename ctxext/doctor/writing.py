@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..families import in_transformers
-from ..hf_config import SCALING_KEYS, head_dim, rope_parameters
+from ..hf_config import ROPE_TYPES, SCALING_KEYS, head_dim, rope_parameters
 from ..methods import base
 from ..rope import Rope
 from . import Folder, check
@@ -24,7 +24,6 @@ _LENGTHS = (ORIGINAL, "max_position_embeddings")
 _TOP_NUMBERS = ("rope_theta", *_LENGTHS)
 _PARTS = {"llama3": ("low_freq_factor", "high_freq_factor")}
 _PARTS |= dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor"))
-_KNOWN = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 
 
 @check("error", "jquesnelle/yarn checkpoints need trust_remote_code of 2023")
@@ -104,7 +103,7 @@ def old_names(folder: Folder) -> Found:
             folder.config["rope_parameters"] = {"rope_type": "default", "rope_theta": raised}
 
         yield "rope_scaling", "type ntk is a KeyError in transformers", f"write theta {raised:.8g} instead", mend
-    elif kind not in _KNOWN and not kind.startswith("ctxext") and not nested(folder) and kind != "None":
+    elif kind not in ROPE_TYPES and not kind.startswith("ctxext") and not nested(folder) and kind != "None":
         yield "rope_scaling", f"no runtime knows type {kind!r}", "patch the original checkpoint anew", None
 
 

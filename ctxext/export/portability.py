@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..config_writing import write_config
 from ..errors import CtxextError
-from ..hf_config import ROPE_TYPES, number, read_block, read_schedule, rope_parameters, write_config
+from ..hf_config import ROPE_TYPES, base_rope, number, read_block, read_schedule, rope_parameters
 from ..rope import Rope, Schedule
 from ..smollm3 import is_written
 from ..spelling import formula_scale
@@ -122,7 +123,7 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
 
     First the kind of scaling: default, linear, llama3, yarn, longrope, dynamic, staged, or what the config says.
     """
-    keys = rope_parameters(config)
+    keys, length = rope_parameters(config), base_rope(config).trained_length
     kind = keys["rope_type"]
     if not isinstance(kind, str):
         raise CtxextError(f"the rope type in config.json is {kind!r}, which is no name")
@@ -136,10 +137,9 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
             hint="ctxext doctor says what can be done",
         )
     found = {kind, *_gguf(config), *(["per layer type"] if nested else [])}
-    length = number(config, "max_position_embeddings") or number(config, "n_positions")
     at_top = number(config, "original_max_position_embeddings")
     original = at_top or number(keys, "original_max_position_embeddings") or length
-    factor = number(keys, "factor") or (length / original if length and original else 1.0)
+    factor = number(keys, "factor") or length / original
     # GPT-NeoX's own name for theta was never renamed; readers of v4 keys know it for that family.
     theta = config.get("rope_theta") or config.get("rotary_emb_base")
     if (theta is None and keys["rope_theta"] != 10000) or (kind != "default" and not config.get("rope_scaling")):

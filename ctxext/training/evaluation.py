@@ -18,9 +18,9 @@ from rich.markup import escape
 
 from ctxext import terminal
 from ctxext.checkpoint import read_config
+from ctxext.config_writing import write_config
 from ctxext.errors import CtxextError
 from ctxext.folder import WEIGHTS, link_or_copy, model_files
-from ctxext.hf_config import write_config
 from ctxext.rope import Schedule
 
 from .recipe import Recipe

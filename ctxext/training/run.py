@@ -25,8 +25,8 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 
 from ctxext import adapters, terminal
 from ctxext.checkpoint import longer_tokenizer, read_config
+from ctxext.config_writing import write_config
 from ctxext.errors import CtxextError, UsageError, warn
-from ctxext.hf_config import write_config
 from ctxext.resolve import resolve
 from ctxext.rope import Schedule
 

@@ -11,10 +11,10 @@ from conftest import pico_model, run
 
 import ctxext
 from ctxext import methods
+from ctxext.config_writing import write_config
 from ctxext.errors import UsageError
 from ctxext.export.portability import features, portability, serve_without_patching, stand_in, verdicts
 from ctxext.export.runtimes import RULES, RUNTIMES
-from ctxext.hf_config import write_config
 from ctxext.rope import Rope
 from ctxext.spelling import TARGETS
 from ctxext_evals import serving_ropes
