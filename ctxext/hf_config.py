@@ -248,6 +248,17 @@ def read_rope(config: Mapping[str, Any], *, trained_length: int | None = None, e
     return Rope(now.rope.theta, now.rope.dim, length, ratios, now.stages[0].attention_scale)
 
 
+def native_schedule(config: Mapping[str, Any], trained_length: int | None = None) -> Schedule | None:
+    """The model as it was trained, if its config has a scaling that the weights were trained with; else None.
+
+    llama3 is such a one, unless ctxext wrote it: Llama 3.1 and 3.2 were trained on all of max_position_embeddings
+    with it. The scaling is then in the Schedule's rope.
+    """
+    if config.get("ctxext") or rope_parameters(config)["rope_type"] != "llama3":
+        return None
+    return unpatched(read_rope(config, trained_length=trained_length, existing="compose"))
+
+
 def block(schedule: Schedule) -> dict[str, Any]:
     """What config.json remembers under "ctxext": how to make the schedule again, and a hash to check it by."""
     return {

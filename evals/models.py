@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +139,7 @@ def load(
         loaded.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     config = original_config(loaded)
-    native = _native(config, trained_length)
+    native = hf_config.native_schedule(config, trained_length)
     schedule = ctxext.schedule_of(loaded) or native or hf_config.read_schedule(config, trained_length)
     more = {"weights": fingerprint(folder), "asked_length": trained_length, "existing": existing, "native": native}
     subject = Subject(display_name(model), loaded, tokenizer, schedule, **more)
@@ -155,17 +155,6 @@ def of_live(model: Any, tokenizer: Any) -> Subject:
     from ctxext.patching import original_config
 
     config = original_config(model)
-    native = _native(config, None)
+    native = hf_config.native_schedule(config)
     schedule = ctxext.schedule_of(model) or native or hf_config.read_schedule(config)
     return Subject(type(model).__name__, model.eval(), tokenizer, schedule, native=native)
-
-
-def _native(config: Mapping[str, Any], trained_length: int | None) -> Schedule | None:
-    """The model as it was trained, if its config has a scaling that the weights were trained with; else None.
-
-    llama3 is such a one, unless ctxext wrote it: Llama 3.1 and 3.2 were trained on all of max_position_embeddings
-    with it.
-    """
-    if config.get("ctxext") or hf_config.rope_parameters(config)["rope_type"] != "llama3":
-        return None
-    return unpatched(hf_config.read_rope(config, trained_length=trained_length, existing="compose"))

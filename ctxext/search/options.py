@@ -12,7 +12,7 @@ from ctxext import methods
 from ctxext.checkpoint import read_config
 from ctxext.errors import CtxextError, UsageError
 from ctxext.families import require_support
-from ctxext.hf_config import read_rope, read_schedule
+from ctxext.hf_config import native_schedule, read_rope, read_schedule
 from ctxext.resolve import DTYPES, resolve
 from ctxext.rope import Rope, Schedule
 
@@ -108,7 +108,7 @@ def read_subject(options: Options) -> Subject:
     if options.existing == "replace":
         rope = read_rope(config, trained_length=options.trained_length, existing="replace")
         return Subject(folder, rope, None, _runs(config, options.trained_length))
-    now = read_schedule(config, options.trained_length)
+    now = native_schedule(config, options.trained_length) or read_schedule(config, options.trained_length)
     if now.method == "none":
         return Subject(folder, now.rope, None, now)
     _check_extends(now, options)

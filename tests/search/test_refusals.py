@@ -161,6 +161,30 @@ def test_a_linear_scaling_that_says_its_original_length(tmp_path):
     assert stored_schedule(written).to_dict() == report["schedule"]
 
 
+def test_a_scaling_that_the_weights_were_trained_with(tmp_path):
+    """As of Llama 3.1: the factor counts from all that the model reads, and short text stays as it was."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "native"
+    ctxext.load("tiny").save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((TINY / name).read_bytes())
+    config = read_config(folder)
+    theta = config["rope_parameters"]["rope_theta"]
+    more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    config["rope_parameters"] = {"rope_type": "llama3", "rope_theta": theta, "factor": 4.0, **more}
+    (folder / "config.json").write_text(json.dumps(config))
+    report = search(options(tmp_path / "out", folder, short="original", start_tokens=(0,)))
+    assert report["lengths"] == {"long": 512, "short": 256}
+    assert set(report["seeds"]) == {"pi", "ntk", "yarn"}
+    assert report["short_change"] == 0.0
+    ids = torch.arange(3, 203)[None]
+    whole, native = ctxext.load(tmp_path / "out"), AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        assert torch.allclose(whole(ids).logits, native(ids).logits, atol=1e-5)
+    assert stored_schedule(read_config(tmp_path / "out")).to_dict() == report["schedule"]
+
+
 def test_a_gguf_is_written_in_the_dtype_that_was_searched(tmp_path, monkeypatch, capsys):
     from safetensors import safe_open
 
