@@ -172,32 +172,43 @@ def markdown(rows: list[dict]) -> str:
 
 
 def draw(found: dict, path: Path) -> None:
-    """Perplexity against tokens: one panel per model and factor, search documents solid, held-out ones dotted."""
+    """Perplexity above evolution's end against tokens: documents of the search above, held-out ones below."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(
-        1, len(found), figsize=(5.2 * len(found), 3.8), layout="constrained", squeeze=False
-    )
-    for axes, (label, entry) in zip(panels[0], found.items(), strict=True):
-        for run in entry["runs"]:
-            for key, style in (("search", "-"), ("held_out", ":")):
-                points = [(p["tokens"], p[key]) for p in run["trace"] if p[key] is not None]
-                if points:
-                    tokens, values = zip(*points, strict=True)
-                    named = f"{run['strategy']}{', held out' if key == 'held_out' else ''}"
-                    line = {"color": COLOURS[run["strategy"]], "label": None if run["fold"] else named, "lw": 1.4}
-                    axes.step([*tokens, run["tokens"]], [*values, values[-1]], style, where="post", **line)
-        axes.set(xscale="log", xlabel="model tokens", ylabel="perplexity", title=label)
-        # PI and NTK would flatten all the rest.
-        top = 1.03 * min(min(run["seeds"].values()) for run in entry["runs"])
-        bottom = min(p[k] for run in entry["runs"] for p in run["trace"] for k in ("search", "held_out") if p[k])
-        axes.set_ylim(0.98 * bottom, top)
-        axes.grid(alpha=0.25, which="both")
+    size = (5.2 * len(found), 6)
+    figure, panels = plt.subplots(2, len(found), figsize=size, layout="constrained", squeeze=False, sharex="col")
+    for column, (label, entry) in enumerate(found.items()):
+        for axes, key in zip(panels[:, column], ("search", "held_out"), strict=True):
+            lows, highs = [0.0], [1.0]
+            for run in entry["runs"]:
+                mate = next(
+                    (r for r in entry["runs"] if (r["strategy"], r["fold"]) == ("evolution", run["fold"])), run
+                )
+                end = mate["trace"][-1][key]
+                points = [(p["tokens"], 100 * (p[key] / end - 1)) for p in run["trace"] if p[key] is not None]
+                if not points:
+                    continue
+                tokens, values = zip(*points, strict=True)
+                line = {"color": COLOURS[run["strategy"]], "label": None if run["fold"] else run["strategy"]}
+                axes.step([*tokens, run["tokens"]], [*values, values[-1]], where="post", lw=1.4, alpha=0.8, **line)
+                # PI and NTK would flatten all the rest: up to the best seed of each fold.
+                lows, highs = [*lows, min(values)], [*highs, 100 * (_best_seed(run, key) / end - 1)]
+            axes.axhline(0, color="0.3", lw=0.8, ls="--")
+            axes.set(xscale="log", ylabel="% above evolution's end", ylim=(1.3 * min(lows), 1.05 * max(highs)))
+            axes.set_title(f"{label}, {'documents of the search' if key == 'search' else 'held out'}")
+            axes.grid(alpha=0.25, which="both")
+        panels[1, column].set_xlabel("model tokens")
     panels[0][0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=140)
+
+
+def _best_seed(run: dict, key: str) -> float:
+    """The value of the best seed, if it was measured by this key; else of the first point."""
+    seen = [p[key] for p in run["trace"][: len(run["seeds"])] if p[key] is not None]
+    return min(seen)
 
 
 def searches(bench: Bench, args: argparse.Namespace, constants: dict) -> list[dict]:

@@ -63,7 +63,7 @@ class StagedRotary(nn.Module):
 
     def stages_at(self, positions: torch.Tensor) -> torch.Tensor:
         """The stage that each position is in."""
-        return torch.bucketize(positions, torch.tensor(self.starts[1:], device=positions.device), right=True)
+        return torch.bucketize(positions.contiguous(), torch.tensor(self.starts[1:], device=positions.device), right=True)
 
     def plan(self, position_ids: torch.Tensor) -> Plan:
         """The stages of a call with these positions, (rows, tokens)."""

@@ -184,6 +184,7 @@ UNMENDABLE = {
         scaled(rope_type="longrope", factor=4.0, **LISTS | {"long_factor": [2.0] * 8, "short_factor": [2.0] * 8}),
         "lists_of_wrong_length",
     ),
+    "a length below a token": ({"max_position_embeddings": -5}, "unusable"),
     "an unknown type": (scaled(rope_type="telepathy", factor=4.0), "old_names"),
     "text for a number": (scaled(rope_type="linear", factor="four"), "numbers_as_text"),
     "llama3 without its bounds": (
