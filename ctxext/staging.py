@@ -63,7 +63,8 @@ class StagedRotary(nn.Module):
 
     def stages_at(self, positions: torch.Tensor) -> torch.Tensor:
         """The stage that each position is in."""
-        return torch.bucketize(positions.contiguous(), torch.tensor(self.starts[1:], device=positions.device), right=True)
+        starts = torch.tensor(self.starts[1:], device=positions.device)
+        return torch.bucketize(positions.contiguous(), starts, right=True)
 
     def plan(self, position_ids: torch.Tensor) -> Plan:
         """The stages of a call with these positions, (rows, tokens)."""
