@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -142,19 +143,20 @@ def test_a_scaling_that_no_schedule_tells_is_called_by_its_name(tmp_path):
     assert report["rows"][0]["schedule"] == "unpatched"
 
 
+def scaled_by_others(folder, length, **keys):
+    """The embedded model in a folder whose config.json has a scaling and no block of ctxext's."""
+    shutil.copytree(TINY, folder)
+    config = read_config(folder)
+    config["rope_parameters"] = {"rope_theta": config["rope_parameters"]["rope_theta"], **keys}
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": length}))
+    return folder
+
+
 def test_a_linear_scaling_that_says_its_original_length(tmp_path):
     """Whoever wrote it: what is written is what was searched, and as long."""
-    folder = tmp_path / "linear"
-    ctxext.load("tiny").save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
-    config = read_config(folder)
-    theta = config["rope_parameters"]["rope_theta"]
-    config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 256}
-    config["rope_parameters"]["rope_theta"] = theta
-    config["max_position_embeddings"] = 512
-    (folder / "config.json").write_text(json.dumps(config))
-    assert read_schedule(config).rope.trained_length == 256
+    keys = {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 256}
+    folder = scaled_by_others(tmp_path / "linear", 512, **keys)
+    assert read_schedule(read_config(folder)).rope.trained_length == 256
     report = search(options(tmp_path / "out", folder, factor=4, evaluations=8))
     written = read_config(tmp_path / "out")
     assert written["max_position_embeddings"] == 1024
@@ -165,15 +167,8 @@ def test_a_scaling_that_the_weights_were_trained_with(tmp_path):
     """As of Llama 3.1: the factor counts from all that the model reads, and short text stays as it was."""
     from transformers import AutoModelForCausalLM
 
-    folder = tmp_path / "native"
-    ctxext.load("tiny").save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((TINY / name).read_bytes())
-    config = read_config(folder)
-    theta = config["rope_parameters"]["rope_theta"]
-    more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    config["rope_parameters"] = {"rope_type": "llama3", "rope_theta": theta, "factor": 4.0, **more}
-    (folder / "config.json").write_text(json.dumps(config))
+    bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    folder = scaled_by_others(tmp_path / "native", 256, rope_type="llama3", factor=4.0, **bounds)
     report = search(options(tmp_path / "out", folder, short="original", start_tokens=(0,)))
     assert report["lengths"] == {"long": 512, "short": 256}
     assert set(report["seeds"]) == {"pi", "ntk", "yarn"}
