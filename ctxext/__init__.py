@@ -11,13 +11,13 @@ from typing import Any
 from ._version import __version__
 
 _HOME = {
-    "patch": "patching",
-    "unpatch": "patching",
-    "apply": "patching",
-    "schedule_of": "patching",
-    "load": "checkpoint",
-    "patch_checkpoint": "checkpoint",
-    "merge": "merging",
+    "patch": "live.patch",
+    "unpatch": "live.patch",
+    "apply": "live.patch",
+    "schedule_of": "live.patch",
+    "load": "folders.patch",
+    "patch_checkpoint": "folders.patch",
+    "merge": "folders.merge",
     "Rope": "rope",
     "Schedule": "rope",
     "CtxextError": "errors",

@@ -1,5 +1,5 @@
 """`python -m ctxext`, which `accelerate launch -m ctxext` needs."""
 
-from .cli import main
+from .cli.app import main
 
 main()

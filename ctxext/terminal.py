@@ -15,7 +15,7 @@ from rich.text import Text
 from .errors import CtxextError
 
 if TYPE_CHECKING:
-    from .checkpoint import Patched
+    from .folders.patch import Patched
     from .methods import Method
 
 verbose = False

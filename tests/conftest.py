@@ -74,7 +74,7 @@ def run(monkeypatch, capsys, *args):
     """Exit code, stdout and stderr of `ctxext ARGS`, in this process."""
     import sys
 
-    from ctxext.cli import main
+    from ctxext.cli.app import main
 
     monkeypatch.setattr(sys, "argv", ["ctxext", *map(str, args)])
     code = 0

@@ -11,8 +11,9 @@ import torch
 from conftest import logits, pico_model
 
 import ctxext
-from ctxext import checkpoint, methods
+from ctxext import methods
 from ctxext.errors import CtxextError, CtxextWarning, UsageError
+from ctxext.folders import patch as checkpoint
 
 FACTORS = [1 + i / 4 for i in range(16)]
 STATIC = [name for name, m in methods.all_methods().items() if not m.loads.startswith("needs")]

@@ -7,8 +7,8 @@ import torch
 from conftest import logits, pico_model
 
 import ctxext
-from ctxext import checkpoint
 from ctxext.errors import CtxextError, UsageError
+from ctxext.folders import patch as checkpoint
 
 
 def test_a_gguf_is_dequantised_once(tmp_path, monkeypatch, tokens):

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 import ctxext
-from ctxext import checkpoint, folder
+from ctxext import files as folder
 from ctxext.errors import CtxextError
+from ctxext.folders import patch as checkpoint
 
 
 def broken(llama_folder, tmp_path, name):

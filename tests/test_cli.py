@@ -9,9 +9,9 @@ from conftest import run
 from typer.testing import CliRunner
 
 from ctxext import methods
-from ctxext.cli import app
+from ctxext.cli.app import app
+from ctxext.cli.options import parse_settings
 from ctxext.errors import UsageError
-from ctxext.options import parse_settings
 
 
 def test_methods_lists_the_registry(monkeypatch, capsys):
@@ -150,7 +150,7 @@ def test_help_imports_nothing_heavy():
 
 def test_patching_a_folder_imports_nothing_heavy(llama_folder, tmp_path):
     code = (
-        "import sys; from ctxext.checkpoint import patch_checkpoint\n"
+        "import sys; from ctxext.folders.patch import patch_checkpoint\n"
         f"patch_checkpoint({str(llama_folder)!r}, {str(tmp_path / 'out')!r}, method='yarn', factor=4)\n"
         "print(sorted({'torch', 'transformers', 'safetensors', 'numpy'} & set(sys.modules)))"
     )

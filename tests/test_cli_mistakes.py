@@ -8,8 +8,8 @@ from conftest import run
 from gguf import GGUFReader
 
 import ctxext
-from ctxext.checkpoint import read_config
-from ctxext.resolve import TINY
+from ctxext.folders.patch import read_config
+from ctxext.folders.source import TINY
 
 
 def failed(monkeypatch, capsys, *words):
@@ -23,7 +23,7 @@ def failed(monkeypatch, capsys, *words):
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory):
-    from ctxext.export.gguf_model import export_gguf
+    from ctxext.folders.gguf_export import export_gguf
 
     folder = tmp_path_factory.mktemp("gguf")
     ctxext.patch_checkpoint("tiny", folder / "yarn", method="yarn", factor=4)

@@ -6,11 +6,11 @@ import pytest
 from rope_configs import V4, V5, options
 
 from ctxext import methods
-from ctxext.config_writing import write_config
+from ctxext.config.read import read_rope, read_schedule
+from ctxext.config.rope_parameters import carrier
+from ctxext.config.write import write_config
 from ctxext.errors import CtxextError
-from ctxext.hf_config import read_rope, read_schedule
 from ctxext.rope import Rope
-from ctxext.spelling import carrier
 
 
 def v4_reader(config):

@@ -8,8 +8,8 @@ from ailments import BROKEN, YARN, expected, plain_folder, scaled, variant
 from conftest import logits, run
 
 import ctxext
-from ctxext.doctor import BACKUP, examine
 from ctxext.errors import UsageError
+from ctxext.folders.doctor import BACKUP, examine
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from ailments import BROKEN, UNMENDABLE, plain_folder, scaled, variant
 
 import ctxext
 from ctxext import methods
-from ctxext.doctor import all_checks, examine
 from ctxext.errors import CtxextError
-from ctxext.resolve import TINY
+from ctxext.folders.doctor import all_checks, examine
+from ctxext.folders.source import TINY
 
 
 @pytest.fixture(scope="module")

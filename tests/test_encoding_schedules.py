@@ -9,9 +9,9 @@ from conftest import logits, pico_model
 
 import ctxext
 from ctxext import methods
-from ctxext.encodings import Bias, Distances, InputTable, Layers
 from ctxext.errors import CtxextError, UsageError
 from ctxext.rope import Rope, Schedule
+from ctxext.rope.encodings import Bias, Distances, InputTable, Layers
 
 ROPE = Rope(1e4, 32, 64)
 

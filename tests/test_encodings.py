@@ -13,7 +13,7 @@ from attention_by_hand import DISTANCE, LENGTH, agree, rotated
 from conftest import logits, pico_model
 
 import ctxext
-from ctxext import encodings
+from ctxext.rope import encodings
 
 # ---------------------------------------------------------------- ALiBi
 
@@ -57,7 +57,7 @@ def test_alibi_of_bloom_is_the_same_but_for_a_constant_per_query():
 
 def test_alibi_far_out_in_bfloat16():
     """At 70,000 tokens, where bfloat16 counts in steps of 512, the nearest keys are still told apart."""
-    from ctxext.biases import _with_coordinates
+    from ctxext.live.biases import _with_coordinates
 
     positions = torch.arange(70000)[None]
     zero = torch.zeros(1, 9, 70000, 64, dtype=torch.bfloat16)
@@ -101,7 +101,7 @@ def test_alibi_makes_no_mask(monkeypatch):
 
 def test_alibi_without_a_fused_kernel(monkeypatch, tokens):
     """In bfloat16 plain matrix products would round m j away: the bias goes into a mask then."""
-    from ctxext import biases
+    from ctxext.live import biases
 
     fused, plain = (pico_model().to(torch.bfloat16) for _ in range(2))
     want = pico_model()

@@ -1,4 +1,4 @@
-"""A sample of the families matrix; `python -m ctxext_evals.families` runs the whole, its result is committed."""
+"""A sample of the families matrix; `python -m experiments.families.matrix` runs all of it, committed."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ctxext import methods
-from ctxext_evals.families import families, family_row, markdown
+from experiments.families.matrix import families, family_row, markdown
 
 ROOT = Path(__file__).parent.parent
-COMMITTED = json.loads((ROOT / "evals" / "results" / "families.json").read_text())
+COMMITTED = json.loads((ROOT / "experiments" / "results" / "families.json").read_text())
 ROWS = {row["family"]: row for row in COMMITTED["results"]}
 # Mixture of experts, partial and interleaved rotary, parallel blocks, a rope per layer type.
 PASSING = ["hunyuan_v1_dense", "olmo3", "gpt_oss", "glm4_moe", "persimmon", "nemotron", "ernie4_5", "gemma3_text"]

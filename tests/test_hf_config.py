@@ -6,10 +6,10 @@ import pytest
 from rope_configs import V4, V5, options
 
 from ctxext import methods
-from ctxext.config_writing import write_config
+from ctxext.config.families import require_support, unsupported_reason
+from ctxext.config.read import read_rope, read_schedule, rope_parameters, sliding_window
+from ctxext.config.write import write_config
 from ctxext.errors import CtxextError, UsageError
-from ctxext.families import require_support, unsupported_reason
-from ctxext.hf_config import read_rope, read_schedule, rope_parameters, sliding_window
 from ctxext.rope import Rope
 
 

@@ -15,7 +15,7 @@ from conftest import pico_model, run
 
 import ctxext
 from ctxext.errors import CtxextError, CtxextWarning, UsageError
-from ctxext.hub import card_for_hub, push
+from ctxext.folders.push import card_for_hub, push
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ def folder(tmp_path_factory):
 def send(hub, *args, token="secret"):
     """The command in a process of its own, which knows the stand-in as the hub and no other network."""
     command = ["ctxext", "push", *map(str, args)]
-    code = f"import sys; sys.argv = {command!r}; from ctxext.cli import main; main()"
+    code = f"import sys; sys.argv = {command!r}; from ctxext.cli.app import main; main()"
     environment = os.environ | {
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
         "HF_HUB_OFFLINE": "0",

@@ -23,7 +23,7 @@ def imported(path):
 
 def test_the_core_imports_no_evaluator():
     for path in (ROOT / "ctxext").rglob("*.py"):
-        assert not [name for name in imported(path) if name.startswith(("ctxext_evals", "evals"))], path
+        assert not [name for name in imported(path) if name.startswith(("ctxext.evals", "evals"))], path
 
 
 @pytest.mark.parametrize("module", PLAIN)
@@ -56,4 +56,4 @@ def test_every_package_is_packaged():
     tomllib = pytest.importorskip("tomllib")
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "ctxext").rglob("__init__.py")}
-    assert set(listed) == found | {"ctxext_evals"}
+    assert set(listed) == found | {"ctxext.evals"}

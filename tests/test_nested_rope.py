@@ -8,9 +8,9 @@ from conftest import logits, pico_model
 
 import ctxext
 from ctxext import methods
+from ctxext.config.read import read_rope
 from ctxext.errors import CtxextError
-from ctxext.export.portability import portability
-from ctxext.hf_config import read_rope
+from ctxext.runtimes.portability import portability
 
 FAMILIES = ("gemma3_text", "olmo3")
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]

@@ -109,7 +109,7 @@ def half_model(method="dynamic_ntk", dtype=torch.bfloat16):
 def text():
     from transformers import AutoTokenizer
 
-    from ctxext.resolve import TINY
+    from ctxext.folders.source import TINY
 
     words = next((TINY.parent / "text").glob("*.txt")).read_text()[:8000]
     return AutoTokenizer.from_pretrained(TINY)(words, return_tensors="pt").input_ids[:, :768]

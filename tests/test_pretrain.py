@@ -14,7 +14,7 @@ import pytest
 from pretraining import RECIPE, ROOT, SMALL, write_corpus
 
 from ctxext.errors import UsageError
-from ctxext.training import pretrain
+from experiments.tiny import pretrain
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, finished)
     from safetensors.torch import load_file
 
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "ctxext.training.pretrain", str(RECIPE), *SMALL]
+    command = [sys.executable, "-m", "experiments.tiny.pretrain", str(RECIPE), *SMALL]
     command += ["--text", str(corpus), "--out", str(out)]
     # The same number of threads as here: it decides the order in which floats are summed.
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}

@@ -9,16 +9,10 @@ from pathlib import Path
 import pytest
 from pretraining import RECIPE, SMALL, write_corpus
 
-from ctxext import prompts
+from ctxext import needles as prompts
 from ctxext.errors import UsageError
-from ctxext.training import pretrain
-from ctxext.training.pretrain_data import (
-    IGNORE,
-    Batches,
-    Rows,
-    read_text,
-    split_text,
-)
+from experiments.tiny import pretrain
+from experiments.tiny.data import IGNORE, Batches, Rows, read_text, split_text
 
 
 @pytest.fixture(scope="module")

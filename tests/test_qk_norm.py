@@ -8,8 +8,8 @@ from conftest import logits, pico_model
 
 import ctxext
 from ctxext.errors import CtxextError
-from ctxext.qk_norm import NORMS
-from ctxext.resolve import TINY
+from ctxext.folders.source import TINY
+from ctxext.live.qk_norm import NORMS
 
 IDS = torch.randint(0, 64, (1, 100), generator=torch.Generator().manual_seed(9))
 
@@ -83,8 +83,8 @@ def test_what_was_learned_outlives_another_temperature_and_an_unpatch():
 def test_fitting_a_temperature_keeps_the_norms():
     from transformers import AutoTokenizer
 
-    from ctxext_evals import temperature
-    from ctxext_evals.models import Subject
+    from ctxext.evals import temperature
+    from ctxext.evals.models import Subject
 
     model = normed()
     subject = Subject("pico", model, AutoTokenizer.from_pretrained(TINY), ctxext.schedule_of(model))

@@ -28,7 +28,7 @@ def test_commands_run(tmp_path, monkeypatch):
     """In order, in an empty folder, as a reader would type them."""
     assert len(commands()) >= 4
     for command in commands():
-        code = f"import sys; sys.argv = {shlex.split(command)!r}; from ctxext.cli import main; main()"
+        code = f"import sys; sys.argv = {shlex.split(command)!r}; from ctxext.cli.app import main; main()"
         ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
         assert ran.returncode == 0, f"{command}\n{ran.stderr[-2000:]}"
         assert ran.stdout

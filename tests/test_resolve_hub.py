@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import ctxext
 from ctxext.errors import CtxextError
-from ctxext.resolve import TINY, resolve
+from ctxext.folders.source import TINY, resolve
 
 IDS = torch.arange(3, 40)[None]
 REVISIONS = {"main": "a" * 40, "v2": "b" * 40}

@@ -4,8 +4,8 @@ import json
 
 from pretraining import RECIPE, ROOT
 
-from ctxext import prompts
-from ctxext.training import pretrain
+from ctxext import needles as prompts
+from experiments.tiny import pretrain
 
 ASSETS = ROOT / "ctxext" / "assets"
 TINY = ASSETS / "tiny"
@@ -42,8 +42,8 @@ def test_shipped_tokenizer_round_trips():
 
 
 def test_shipped_model_finds_passkeys_at_its_trained_length():
-    from ctxext_evals.models import load
-    from ctxext_evals.passkey import passkey
+    from ctxext.evals.models import load
+    from ctxext.evals.passkey import passkey
 
     tiny = load("tiny", dtype="float32")
     (row,) = passkey(tiny.model, tiny.tokenizer, [256], trials=20, batch_size=20).lengths

@@ -91,7 +91,7 @@ def test_families_that_check_the_type_when_they_save(model_type, method, tmp_pat
     """Their config classes save nothing but longrope: it must be one that plain transformers won't run."""
     from transformers import AutoModelForCausalLM
 
-    from ctxext.doctor import examine
+    from ctxext.folders.doctor import examine
 
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     pico_model(model_type).save_pretrained(tmp_path / "plain")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..encodings import Bias, InputTable
 from ..rope import Rope, Schedule, static
+from ..rope.encodings import Bias, InputTable
 from . import method
 
 

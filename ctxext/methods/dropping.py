@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..encodings import Layers, QueryKeyNorm
 from ..errors import UsageError
 from ..rope import Rope, Schedule, static
+from ..rope.encodings import Layers, QueryKeyNorm
 from . import method
 
 

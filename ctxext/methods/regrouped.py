@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..encodings import Distances
 from ..errors import UsageError
 from ..rope import Rope, Schedule, static, target_length
+from ..rope.encodings import Distances
 from . import method
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ctxext import prompts
-from ctxext.errors import CtxextError, UsageError
+from .. import needles as prompts
+from ..errors import CtxextError, UsageError
 
 OBJECTIVES = ("perplexity", "needle")
 
@@ -27,8 +27,8 @@ def read_texts(paths: Sequence[str]) -> Iterable[str]:
     """The texts of files, folders, hub data sets or `tiny`, read as `ctxext train` reads its sources."""
     from datasets import disable_progress_bars
 
-    from ctxext.training.data import read_source
-    from ctxext.training.recipe import DataSpec, Source
+    from ..training.data import read_source
+    from ..training.recipe import DataSpec, Source
 
     disable_progress_bars()
     for path in paths:

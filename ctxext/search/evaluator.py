@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxext.errors import CtxextError
-
+from ..errors import CtxextError
 from .log import Log
 from .parallel import World
 from .space import Candidate, Space

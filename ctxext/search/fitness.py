@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from ctxext.errors import CtxextError
-from ctxext.patching import apply
-from ctxext.rope import Schedule
-from ctxext.training.loss import IGNORE, bind
-
+from ..errors import CtxextError
+from ..live.patch import apply
+from ..rope import Schedule
+from ..training.loss import IGNORE, bind
 from .documents import Document
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxext.errors import CtxextError, UsageError
+from ..errors import CtxextError, UsageError
 
 
 class Log:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctxext import methods
-from ctxext.checkpoint import read_config
-from ctxext.errors import CtxextError, UsageError
-from ctxext.families import require_support
-from ctxext.hf_config import native_schedule, read_rope, read_schedule
-from ctxext.resolve import DTYPES, resolve
-from ctxext.rope import Rope, Schedule
-
+from .. import methods
+from ..config.families import require_support
+from ..config.read import native_schedule, read_rope, read_schedule
+from ..errors import CtxextError, UsageError
+from ..folders.patch import read_config
+from ..folders.source import DTYPES, resolve
+from ..rope import Rope, Schedule
 from . import documents as texts
 from . import strategies
 from .space import START_TOKENS, Space, critical_floors, critical_frequency

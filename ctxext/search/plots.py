@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxext import methods
-from ctxext.rope import Rope, Schedule
-
+from .. import methods
+from ..rope import Rope, Schedule
 from .space import SEEDS, factors_of
 
 COLOURS = {"pi": "#999999", "ntk": "#e69f00", "yarn": "#009e73", "searched": "#0072b2", "short": "#cc79a7"}

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctxext import methods
-from ctxext.rope import Schedule, unpatched
-
+from .. import methods
+from ..rope import Schedule, unpatched
 from .options import Subject
 from .space import SEEDS
 

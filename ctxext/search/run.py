@@ -12,13 +12,12 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ctxext import methods
-from ctxext.adapters import fingerprint
-from ctxext.checkpoint import check_target, default_out, load, patched_config, read_config, write_patched
-from ctxext.errors import CtxextError, UsageError, warn
-from ctxext.resolve import display_name
-from ctxext.rope import Schedule, target_length, unpatched
-
+from .. import methods
+from ..errors import CtxextError, UsageError, warn
+from ..folders.adapter import fingerprint
+from ..folders.patch import check_target, default_out, load, patched_config, read_config, write_patched
+from ..folders.source import display_name
+from ..rope import Schedule, target_length, unpatched
 from . import documents as texts
 from . import strategies
 from .documents import Document

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ctxext import methods
-from ctxext.errors import UsageError
-from ctxext.rope import Rope, Schedule
+from .. import methods
+from ..errors import UsageError
+from ..rope import Rope, Schedule
 
 START_TOKENS = (0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 64, 128, 256)
 """n-hat in the paper, table 3."""

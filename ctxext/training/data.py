@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ctxext.errors import CtxextError, UsageError
-from ctxext.resolve import TINY
-
+from ..errors import CtxextError, UsageError
+from ..folders.source import TINY
 from .passkeys import passkey_blocks
 from .recipe import DataSpec, Source
 
@@ -103,7 +102,7 @@ def _files(path: Path, leave_out: list[str]) -> tuple[list[Path], str]:
 
 
 def _bible(path: Path, leave_out: list[str]) -> list[str]:
-    from .pretrain_data import read_text, split_text
+    from experiments.tiny.data import read_text, split_text
 
     return list(split_text(read_text(path), leave_out)[0].values())
 

@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ctxext.errors import CtxextError
-from ctxext.hf_config import head_dim
-from ctxext.resolve import TINY
-
+from ..config.read import head_dim
+from ..errors import CtxextError
+from ..folders.source import TINY
 from .recipe import AdapterSpec, Recipe
 
 GPU_FLOPS = 0.4 * 312e12

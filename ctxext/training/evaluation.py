@@ -16,13 +16,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from ctxext import terminal
-from ctxext.checkpoint import read_config
-from ctxext.config_writing import write_config
-from ctxext.errors import CtxextError
-from ctxext.folder import WEIGHTS, link_or_copy, model_files
-from ctxext.rope import Schedule
-
+from .. import terminal
+from ..config.write import write_config
+from ..errors import CtxextError
+from ..files import WEIGHTS, link_or_copy, model_files
+from ..folders.patch import read_config
+from ..rope import Schedule
 from .recipe import Recipe
 
 

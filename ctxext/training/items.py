@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ctxext.errors import CtxextError
-
+from ..errors import CtxextError
 from .loss import IGNORE
 from .positions import Chunk, draw, flatten
 from .recipe import PositionSpec

@@ -17,8 +17,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
-from ctxext.errors import CtxextError
-from ctxext.head import answering, causal_lm, decoder_of
+from ..errors import CtxextError
+from ..live.decoder import answering, causal_lm, decoder_of
 
 IGNORE = -100
 CHUNK = 256

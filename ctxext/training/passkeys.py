@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ctxext import prompts
+from experiments.tiny.data import Rows
 
-from .pretrain_data import Rows
+from .. import needles as prompts
 
 COUNT = 4000
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import ConfigDict, Field
 
-from ctxext import methods
-from ctxext.errors import UsageError, nearest
-from ctxext.rope import Rope, Schedule
-from ctxext.training import yaml_recipe
-from ctxext.training.yaml_recipe import Check, Problem, Section
+from .. import methods
+from ..errors import UsageError, nearest
+from ..rope import Rope, Schedule
+from . import yaml_recipe
+from .yaml_recipe import Check, Problem, Section
 
 PACKED_LIMIT = 16384
 """Tokens of a packed block up to which a dense mask of bools (T * T bytes: 256 MiB here) is reasonable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from ctxext.errors import CtxextError
+from ..errors import CtxextError
 
 
 def require() -> None:

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from ctxext import adapters, terminal
-from ctxext.checkpoint import longer_tokenizer, read_config
-from ctxext.config_writing import write_config
-from ctxext.errors import CtxextError, UsageError, warn
-from ctxext.resolve import resolve
-from ctxext.rope import Schedule
-
+from .. import terminal
+from ..config.write import write_config
+from ..errors import CtxextError, UsageError, warn
+from ..folders import adapter as adapters
+from ..folders.patch import longer_tokenizer, read_config
+from ..folders.source import resolve
+from ..rope import Schedule
 from . import data, evaluation, loss
 from .items import Blocks, Stream, collate
 from .recipe import Recipe, check_schedule

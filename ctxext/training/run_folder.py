@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from ctxext.errors import UsageError
-
+from ..errors import UsageError
 from .recipe import Recipe
 
 FREE = (("eval",), ("train", "save_steps"), ("train", "keep"), ("train", "logging_steps"), ("train", "report_to"))

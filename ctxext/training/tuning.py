@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctxext import adapters, methods
-from ctxext.biases import T5Bias
-from ctxext.checkpoint import read_config, stored_schedule
-from ctxext.errors import CtxextError, UsageError
-from ctxext.families import require_support
-from ctxext.hf_config import read_rope
-from ctxext.qk_norm import QKNorm
-from ctxext.rope import Schedule
-
+from .. import methods
+from ..config.families import require_support
+from ..config.read import read_rope
+from ..errors import CtxextError, UsageError
+from ..folders import adapter as adapters
+from ..folders.patch import read_config, stored_schedule
+from ..live.biases import T5Bias
+from ..live.qk_norm import QKNorm
+from ..rope import Schedule
 from .recipe import AdapterSpec, Recipe
 
 

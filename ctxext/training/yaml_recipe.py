@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from ctxext.errors import UsageError, nearest
+from ..errors import UsageError, nearest
 
 Key = tuple[str | int, ...]
 R = TypeVar("R", bound=BaseModel)

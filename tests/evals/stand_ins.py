@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from ctxext.prompts import FILLER, QUESTION, passkey_prompt
+from ctxext.needles import FILLER, QUESTION, passkey_prompt
 
 tokenizers = pytest.importorskip("tokenizers")
 CORPUS = [passkey_prompt(FILLER, FILLER, str(key)) + f" {key}" for key in range(10000, 99999, 1999)]

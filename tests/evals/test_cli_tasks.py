@@ -9,8 +9,8 @@ import sys
 import pytest
 from test_eval_cli import run
 
-from ctxext_evals.models import TINY_TEXTS
-from ctxext_evals.text import load_texts
+from ctxext.evals.models import TINY_TEXTS
+from ctxext.text import load_texts
 
 TINY = ("--dtype", "float32", "--json")
 
@@ -139,7 +139,7 @@ def test_names_of_datasets(tmp_path, monkeypatch):
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys, ctxext_evals.cli, ctxext_evals.cli_compare; "
+    code = "import sys, ctxext.cli.evaluate, ctxext.cli.compare; "
     code += "print(sorted({'torch', 'lm_eval'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"

@@ -13,12 +13,12 @@ import pytest
 from test_eval_cli import run
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals import summary
-from ctxext_evals.budget import Plan, Speed, cost, fit, measure_speed, parse_budget
-from ctxext_evals.compare import claim
-from ctxext_evals.comparison import bucket_of, parse_methods
-from ctxext_evals.models import load
-from ctxext_evals.suite import PasskeySpec, RulerSpec, Suite, read_suite
+from ctxext.evals.compare import summary
+from ctxext.evals.compare.budget import Plan, Speed, cost, fit, measure_speed, parse_budget
+from ctxext.evals.compare.cells import claim
+from ctxext.evals.compare.run import bucket_of, parse_methods
+from ctxext.evals.compare.suite import PasskeySpec, RulerSpec, Suite, read_suite
+from ctxext.evals.models import load
 
 SUITE = """\
 documents: 2

@@ -6,10 +6,11 @@ import pytest
 from conftest import run
 
 import ctxext
-from ctxext_evals import compare, demo
-from ctxext_evals.cli import parse_lengths
-from ctxext_evals.models import TINY_TEXTS, load
-from ctxext_evals.text import documents
+from ctxext.cli import demo
+from ctxext.cli.evaluate import parse_lengths
+from ctxext.evals.compare import cells as compare
+from ctxext.evals.models import TINY_TEXTS, load
+from ctxext.text import documents
 
 
 def test_ppl_of_tiny(monkeypatch, capsys, tmp_path):

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals.head import token_nll, token_scores
+from ctxext.live.head import token_nll, token_scores
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "perplexity.py"
+BENCHMARK = Path(__file__).parents[2] / "experiments" / "benchmarks" / "perplexity.py"
 
 SIZE = {
     "hidden_size": 64,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext.resolve import TINY
+from ctxext.folders.source import TINY
 
 pytest.importorskip("lm_eval")
 os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
@@ -21,8 +21,8 @@ from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 
 import ctxext
-from ctxext_evals.lm_eval_model import CtxextLM
-from ctxext_evals.lm_eval_tasks import (
+from ctxext.evals.lm_eval.model import CtxextLM
+from ctxext.evals.lm_eval.tasks import (
     TASKS_FOLDER,
     evaluate,
     lengths_of,
@@ -30,11 +30,11 @@ from ctxext_evals.lm_eval_tasks import (
     ruler_dataset,
     tokenizer_of,
 )
-from ctxext_evals.models import load
-from ctxext_evals.passkey import passkey
-from ctxext_evals.perplexity import prefix_curve
-from ctxext_evals.ruler import ruler
-from ctxext_evals.words import embedded_text
+from ctxext.evals.models import load
+from ctxext.evals.passkey import passkey
+from ctxext.evals.perplexity import prefix_curve
+from ctxext.evals.ruler.run import ruler
+from ctxext.evals.words import embedded_text
 
 TEXT = embedded_text()
 
@@ -172,8 +172,8 @@ def test_the_folder_of_tasks_is_complete():
 
 @pytest.mark.slow
 def test_the_harnesss_own_command_line(tmp_path):
-    """`python -m ctxext_evals.lm_eval` is `lm_eval` with our model and tasks."""
-    command = [sys.executable, "-m", "ctxext_evals.lm_eval", "--model", "ctxext", "--tasks", "ctxext_passkey"]
+    """`python -m ctxext.evals.lm_eval` is `lm_eval` with our model and tasks."""
+    command = [sys.executable, "-m", "ctxext.evals.lm_eval", "--model", "ctxext", "--tasks", "ctxext_passkey"]
     command += ["--model_args", "pretrained=tiny,method=dynamic_yarn,factor=2,dtype=float32"]
     command += ["--metadata", '{"max_seq_lengths": [300], "trials": 1, "depths": 2}', "--output_path"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -186,7 +186,7 @@ def test_the_harnesss_own_command_line(tmp_path):
 
 def test_tasks_that_make_their_own_texts_get_a_tokenizer():
     """The harness's RULER tasks load `pretrained` by transformers, which doesn't know `tiny`."""
-    from ctxext_evals.lm_eval.__main__ import with_tokenizer
+    from ctxext.evals.lm_eval.__main__ import with_tokenizer
 
     line = ["--model", "ctxext", "--model_args", "pretrained=tiny,method=yarn,factor=4", "--tasks", "x"]
     assert with_tokenizer(line) == [*line[:3], f"{line[3]},tokenizer={TINY}", *line[4:]]
@@ -198,7 +198,7 @@ def test_tasks_that_make_their_own_texts_get_a_tokenizer():
 
 
 def test_our_tasks_are_on_the_path_unless_another_folder_is():
-    from ctxext_evals.lm_eval.__main__ import with_tasks
+    from ctxext.evals.lm_eval.__main__ import with_tasks
 
     ours = ["--include_path", str(TASKS_FOLDER)]
     for line in (["--tasks", "x"], ["run", "--tasks=x"]):
@@ -223,7 +223,7 @@ def test_a_limit_keeps_every_length(subject):
 
 @pytest.mark.parametrize("limit", [["--limit", "2"], ["--limit=2"], ["-L", "2"]])
 def test_the_harnesss_own_command_line_refuses_such_a_limit(limit, monkeypatch, capsys):
-    from ctxext_evals.lm_eval.__main__ import main
+    from ctxext.evals.lm_eval.__main__ import main
 
     monkeypatch.setattr(sys, "argv", ["lm_eval", "--tasks=ctxext_fwe,ctxext_ppl", *limit])
     assert main() == 2

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from transformers import MistralConfig, MistralForCausalLM
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals.longppl import key_mask, longppl, matching
-from ctxext_evals.models import load
-from ctxext_evals.prompt_builder import PromptBuilder
-from ctxext_evals.text import Text
-from ctxext_evals.words import embedded_text
+from ctxext.evals.longppl import key_mask, longppl, matching
+from ctxext.evals.models import load
+from ctxext.evals.prompt_builder import PromptBuilder
+from ctxext.evals.words import embedded_text
+from ctxext.text import Text
 
 TEXT = Text("acts", embedded_text()[:6000])
 

@@ -10,10 +10,10 @@ from conftest import run
 from test_subjects import copy_of_tiny
 
 import ctxext
-from ctxext.hf_config import read_rope
-from ctxext_evals import comparison
-from ctxext_evals.models import TINY_TEXTS, load
-from ctxext_evals.suite import Suite
+from ctxext.config.read import read_rope
+from ctxext.evals.compare import run as comparison
+from ctxext.evals.compare.suite import Suite
+from ctxext.evals.models import TINY_TEXTS, load
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -76,7 +76,7 @@ def test_the_control_reads_with_it(native, monkeypatch, capsys):
 
 
 def test_the_harness_reads_as_much_as_it_was_trained_on(native, tmp_path):
-    lm_eval_model = pytest.importorskip("ctxext_evals.lm_eval_model", exc_type=ImportError)
+    lm_eval_model = pytest.importorskip("ctxext.evals.lm_eval.model", exc_type=ImportError)
     from lm_eval.models.huggingface import HFLM
 
     own = lm_eval_model.CtxextLM(str(native), dtype="float32")

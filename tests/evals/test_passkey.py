@@ -8,9 +8,9 @@ import pytest
 from stand_ins import TOKENIZERS, Answer, ByteTokenizer
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext.prompts import NEEDLE, QUESTION, TASK, passkey_prompt
-from ctxext_evals.passkey import PromptBuilder, make_key
-from ctxext_evals.text import bos_id
+from ctxext.evals.passkey import PromptBuilder, make_key
+from ctxext.needles import NEEDLE, QUESTION, TASK, passkey_prompt
+from ctxext.text import bos_id
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

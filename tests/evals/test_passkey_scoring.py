@@ -7,7 +7,7 @@ import torch
 from stand_ins import ByteTokenizer, Oracle, byte_bpe, random_llama
 
 from ctxext.errors import UsageError
-from ctxext_evals.passkey import Prompt, PromptBuilder, _score_cell, make_key, passkey
+from ctxext.evals.passkey import Prompt, PromptBuilder, _score_cell, make_key, passkey
 
 
 def test_an_oracle_scores_one():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from ctxext.errors import CtxextError, CtxextWarning, UsageError
-from ctxext_evals.perplexity import compare, crop_control, length_dependent, prefix_curve, sliding_window
+from ctxext.evals.perplexity import compare, crop_control, length_dependent, prefix_curve, sliding_window
 
 VOCAB, BOS = 300, 1
 

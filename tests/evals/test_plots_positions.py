@@ -3,9 +3,12 @@
 import pytest
 import torch
 
-from ctxext import distances, methods
+from ctxext import methods
+from ctxext.live import distances
 from ctxext.rope import Rope
-from ctxext_evals import drope, plots_positions, smollm2_positions
+from experiments.drope import run as drope
+from experiments.positions import plots as plots_positions
+from experiments.positions import smollm2 as smollm2_positions
 
 ROPE = Rope(1e4, 32, 64)
 
@@ -84,11 +87,11 @@ def test_every_drope_run_is_a_recipe_that_parses():
 def test_docs_have_the_table_of_the_committed_results():
     from pathlib import Path
 
-    from ctxext_evals import results
+    from ctxext.evals import results
 
     root = Path(__file__).parent.parent.parent
     names = (*smollm2_positions.REPLACED, *smollm2_positions.REGROUPED)
-    found = {n: results.read_json(root / f"evals/results/smollm2/positions/{n}.json") for n in names}
+    found = {n: results.read_json(root / f"experiments/results/smollm2/positions/{n}.json") for n in names}
     table = smollm2_positions.tables(found, results.read_json(smollm2_positions.STORED)["ppl"])
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
@@ -96,15 +99,15 @@ def test_docs_have_the_table_of_the_committed_results():
 def test_docs_have_the_table_of_the_committed_drope_report():
     from pathlib import Path
 
-    from ctxext_evals import results
+    from ctxext.evals import results
 
     root = Path(__file__).parent.parent.parent
-    table = drope.table(results.read_json(root / "evals/results/drope/report.json"))
+    table = drope.table(results.read_json(root / "experiments/results/drope/report.json"))
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
 
 def test_smollm2_table_stands_beside_the_stored_rows():
-    from ctxext_evals import results
+    from ctxext.evals import results
 
     found = {"dual_chunk": {"buckets": [{"ppl": 10.0}, {"ppl": 1234.5}]}}
     table = smollm2_positions.tables(found, results.read_json(smollm2_positions.STORED)["ppl"])

@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ctxext
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals.head import token_nll, token_scores
-from ctxext_evals.prefix import PrefixScorer, chunked_nll, length_dependent, why_not
+from ctxext.evals.prefix import PrefixScorer, chunked_nll, length_dependent, why_not
+from ctxext.live.head import token_nll, token_scores
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "factor": 2.0}

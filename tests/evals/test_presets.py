@@ -10,10 +10,10 @@ import torch
 from stand_ins import ByteTokenizer, Oracle, byte_bpe, random_llama
 
 from ctxext.errors import UsageError
-from ctxext_evals.models import load
-from ctxext_evals.passkey import passkey
-from ctxext_evals.presets import PRESETS, PresetBuilder
-from ctxext_evals.prompt_builder import PromptBuilder, make_distractors, make_key, sentences_of
+from ctxext.evals.models import load
+from ctxext.evals.passkey import passkey
+from ctxext.evals.passkey_presets import PRESETS, PresetBuilder
+from ctxext.evals.prompt_builder import PromptBuilder, make_distractors, make_key, sentences_of
 
 T = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "

@@ -13,8 +13,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals import results
-from ctxext_evals.results import (
+from ctxext.evals import results
+from ctxext.evals.results import (
     append_jsonl,
     dumps,
     environment,

@@ -13,12 +13,12 @@ from torch import nn
 from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext.resolve import TINY
-from ctxext_evals.ruler import DEFAULT_TASKS, grid_that_fits, ruler
-from ctxext_evals.ruler_samples import SampleBuilder, string_match_all
-from ctxext_evals.ruler_tasks import TASKS
-from ctxext_evals.text import bos_id
-from ctxext_evals.words import words
+from ctxext.evals.ruler.run import DEFAULT_TASKS, grid_that_fits, ruler
+from ctxext.evals.ruler.samples import SampleBuilder, string_match_all
+from ctxext.evals.ruler.tasks import TASKS
+from ctxext.evals.words import words
+from ctxext.folders.source import TINY
+from ctxext.text import bos_id
 
 
 class Bytes(ByteTokenizer):

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ctxext.errors import UsageError
-from ctxext_evals.stats import bootstrap_interval, paired_difference, perplexity, wilson
+from ctxext.evals.stats import bootstrap_interval, paired_difference, perplexity, wilson
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from conftest import run
 from safetensors.torch import load_file, save_file
 
 import ctxext
-from ctxext.resolve import TINY
-from ctxext_evals import compare
-from ctxext_evals.models import TINY_TEXTS, load
-from ctxext_evals.text import documents
+from ctxext.evals.compare import cells as compare
+from ctxext.evals.models import TINY_TEXTS, load
+from ctxext.folders.source import TINY
+from ctxext.text import documents
 
 FLOAT = ("--dtype", "float32", "--json")
 

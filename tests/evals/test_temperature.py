@@ -10,9 +10,10 @@ from stand_ins import byte_bpe
 from typer.testing import CliRunner
 
 import ctxext
+from ctxext import text
 from ctxext.errors import UsageError
-from ctxext_evals import temperature, text
-from ctxext_evals.models import TINY_TEXTS, load
+from ctxext.evals import temperature
+from ctxext.evals.models import TINY_TEXTS, load
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_the_vertex_of_a_parabola():
 
 def test_a_minimum_between_grid_points_is_measured(subject, documents, monkeypatch):
     """With a loss that is a parabola with its minimum at 0.17."""
-    from ctxext_evals import perplexity
+    from ctxext.evals import perplexity
 
     real = perplexity.prefix_curve
 

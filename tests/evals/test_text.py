@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals.text import bos_id, documents, load_texts
+from ctxext.text import bos_id, documents, load_texts
 
 
 class Answer:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext.training import pretrain
-from ctxext_evals import length_tests, plots_train_short, train_short
+from experiments.tiny import pretrain
+from experiments.train_short import length_tests
+from experiments.train_short import plots as plots_train_short
+from experiments.train_short import run as train_short
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "train-short-test-long"
 WORDS = ["in", "the", "beginning", "was", "a", "word", "and", "it", "was", "with", "us", "for", "ever", "amen"]
@@ -52,7 +54,7 @@ def found(folder, tmp_path_factory):
     patch.setattr(train_short, "RESCUES", ("yarn", "searched"))
     patch.setattr(length_tests, "DEPTHS", (0.5,))
     patch.setattr(train_short, "SEARCH", {"documents": 1, "evaluations": 4})
-    patch.setattr("ctxext_evals.temperature.fit.__defaults__", (None, (0.0, 0.1, 0.2)))
+    patch.setattr("ctxext.evals.temperature.fit.__defaults__", (None, (0.0, 0.1, 0.2)))
     out = tmp_path_factory.mktemp("out")
     yield out, train_short.run_all(folder, str(folder), out, [1], None, 2)
     patch.undo()
@@ -108,11 +110,11 @@ def test_summary_table_and_pictures(found, tmp_path):
 
 def test_docs_have_the_tables_of_the_committed_summary():
     root = Path(__file__).parent.parent.parent
-    summary = json.loads((root / "evals/results/train-short/summary.json").read_text())
+    summary = json.loads((root / "experiments/results/train-short/summary.json").read_text())
     docs = (root / "docs/positions.md").read_text()
     for table in plots_train_short.docs_tables(summary):
         assert table in docs, f"put this into docs/positions.md:\n{table}"
-    assert (root / "evals/results/train-short/table.md").read_text() == plots_train_short.table(summary)
+    assert (root / "experiments/results/train-short/table.md").read_text() == plots_train_short.table(summary)
 
 
 def test_interval_is_students_t():
@@ -147,7 +149,7 @@ def test_copying_counts_what_is_copied():
         return SimpleNamespace(is_argmax=guess == ids[:, where])
 
     patch = pytest.MonkeyPatch()
-    patch.setattr("ctxext_evals.head.token_scores", scores)
+    patch.setattr("ctxext.live.head.token_scores", scores)
     assert length_tests.copying(model, 64, vocabulary=80, rows=2)["accuracy"] == 1
     copier.back = 1
     assert length_tests.copying(model, 64, vocabulary=80, rows=2)["accuracy"] < 0.2

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext_evals import tuned
+from experiments.smollm2 import tuned
 
 
 def ppl(values, control=None):

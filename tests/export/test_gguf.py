@@ -10,12 +10,12 @@ from conftest import logits, pico_model, run
 
 import ctxext
 from ctxext import methods
+from ctxext.config.read import read_schedule
 from ctxext.errors import CtxextError, CtxextWarning, UsageError
-from ctxext.export.gguf_file import read_gguf
-from ctxext.export.gguf_model import export_gguf
-from ctxext.export.gguf_patch import patch_gguf
-from ctxext.export.gguf_rope import gguf_config
-from ctxext.hf_config import read_schedule
+from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.gguf_patch import patch_gguf
+from ctxext.runtimes.gguf_file import read_gguf
+from ctxext.runtimes.gguf_rope import gguf_config
 
 gguf = pytest.importorskip("gguf")
 pytestmark = pytest.mark.filterwarnings("ignore:the folder has no tokenizer")
@@ -162,7 +162,7 @@ def test_a_gguf_keeps_its_schedule_when_it_is_read(folders, tmp_path, monkeypatc
 
 def add_keys(path, out, keys, freqs=None):
     """A GGUF as another converter writes it: ctxext's own block gone, other keys set."""
-    from ctxext.export import gguf_file
+    from ctxext.runtimes import gguf_file
 
     reader = gguf_file.read_gguf(path)
     drop = {k for k in reader.fields if k == "ctxext.schedule" or ".rope.scaling." in k}

@@ -7,9 +7,9 @@ import pytest
 from conftest import pico_model
 
 from ctxext.errors import CtxextError
-from ctxext.export.gguf_model import export_gguf
-from ctxext.export.gguf_tokenizer import PRETOKENIZERS, pretokenizer_name
-from ctxext.resolve import TINY
+from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.source import TINY
+from ctxext.runtimes.gguf_tokenizer import PRETOKENIZERS, pretokenizer_name
 
 gguf = pytest.importorskip("gguf")
 TEXT = "In the beginning God created 1234 heavens, and don't say  two   spaces:\n\tü € 漢字 🙂 it's THEY'LL"

@@ -12,14 +12,14 @@ from conftest import logits, pico_model
 import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError
-from ctxext.export.gguf_model import export_gguf
-from ctxext.export.gguf_patch import patch_gguf
-from ctxext.export.portability import portability
-from ctxext.resolve import TINY
+from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.gguf_patch import patch_gguf
+from ctxext.folders.source import TINY
+from ctxext.runtimes.portability import portability
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
-from ctxext_evals import llama_cpp as oracle
+from experiments.serving import llama_cpp as oracle
 
 pytestmark = pytest.mark.filterwarnings("ignore:the folder has no tokenizer")
 DIVISORS = [1 + i / 4 for i in range(16)]
@@ -78,7 +78,7 @@ def test_a_patched_file_is_the_exported_folder(folders, tmp_path, tokens):
 
 def test_llama_cpp_refuses_a_table_for_qwen(folders, tmp_path):
     """Why the exporter refuses it first: the file wouldn't load at all."""
-    from ctxext.export.gguf_file import read_gguf, write_changed
+    from ctxext.runtimes.gguf_file import read_gguf, write_changed
 
     source = export_gguf(folders / "qwen3", tmp_path / "x.gguf", dtype="f32").out
     with (tmp_path / "y.gguf").open("wb+") as file:

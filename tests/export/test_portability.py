@@ -11,13 +11,13 @@ from conftest import pico_model, run
 
 import ctxext
 from ctxext import methods
-from ctxext.config_writing import write_config
+from ctxext.config.rope_parameters import TARGETS
+from ctxext.config.write import write_config
 from ctxext.errors import UsageError
-from ctxext.export.portability import features, portability, serve_without_patching, stand_in, verdicts
-from ctxext.export.runtimes import RULES, RUNTIMES
 from ctxext.rope import Rope
-from ctxext.spelling import TARGETS
-from ctxext_evals import serving_ropes
+from ctxext.runtimes.facts import RULES, RUNTIMES
+from ctxext.runtimes.portability import features, portability, serve_without_patching, stand_in, verdicts
+from experiments.serving import ropes as serving_ropes
 
 ROPE = Rope(500000.0, 64, 2048)
 STATIC = serving_ropes.static_schedules(ROPE, 4)

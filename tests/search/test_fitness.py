@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from conftest import pico_model
 
 import ctxext
-from ctxext import methods, prompts
+from ctxext import methods
+from ctxext import needles as prompts
 from ctxext.errors import CtxextError, UsageError
-from ctxext.resolve import TINY
+from ctxext.folders.source import TINY
 from ctxext.rope import Rope, unpatched
 from ctxext.search import documents
 from ctxext.search.documents import Document

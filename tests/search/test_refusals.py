@@ -10,10 +10,10 @@ import torch
 from conftest import pico_model, run
 
 import ctxext
-from ctxext.checkpoint import patch_checkpoint, read_config, stored_schedule
+from ctxext.config.read import read_schedule
 from ctxext.errors import CtxextError, UsageError
-from ctxext.hf_config import read_schedule
-from ctxext.resolve import TINY
+from ctxext.folders.patch import patch_checkpoint, read_config, stored_schedule
+from ctxext.folders.source import TINY
 from ctxext.search.options import Options, read_subject
 from ctxext.search.run import search
 

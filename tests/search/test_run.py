@@ -13,8 +13,8 @@ import torch
 from conftest import logits, run
 
 import ctxext
-from ctxext.checkpoint import read_config, stored_schedule
-from ctxext.resolve import TINY
+from ctxext.folders.patch import read_config, stored_schedule
+from ctxext.folders.source import TINY
 from ctxext.search.options import Options
 from ctxext.search.run import search
 
@@ -209,7 +209,7 @@ def test_critical_dimension(tmp_path):
 
 def test_help_is_light():
     heavy = {"torch", "numpy", "cma", "datasets"}
-    code = f"import sys, ctxext.search.command; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, ctxext.cli.search; print(sorted({heavy} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

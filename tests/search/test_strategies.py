@@ -52,7 +52,7 @@ def test_planted_optimum_is_recovered(name, near, left):
 
 
 def test_curve_needs_a_tenth_of_evolution():
-    """On the plant; how it is on models is measured by benchmarks/search.py."""
+    """On the plant; how it is on models is measured by experiments/benchmarks/search.py."""
     paper = run("evolution")
     cheap = run("curve", given={"evaluations": 134})
     assert cheap.tokens <= paper.tokens / 9.9

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from ctxext.resolve import TINY
+from ctxext.folders.source import TINY
 from ctxext.training.recipe import load_recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from smoke import RECIPES, recipe, write_text
 
 import ctxext
-from ctxext import adapters
 from ctxext.errors import CtxextError
-from ctxext.resolve import TINY
+from ctxext.folders import adapter as adapters
+from ctxext.folders.source import TINY
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from conftest import pico_model
 
 from ctxext.errors import CtxextError, UsageError
-from ctxext.resolve import TINY
+from ctxext.folders.source import TINY
 from ctxext.training import data
 from ctxext.training.items import Blocks, Stream, collate, make_item
 from ctxext.training.positions import draw, flatten

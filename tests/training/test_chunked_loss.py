@@ -10,7 +10,7 @@ import torch
 from conftest import pico_model
 
 from ctxext.errors import CtxextError
-from ctxext.resolve import TINY
+from ctxext.folders.source import TINY
 from ctxext.training import loss
 
 # Heads that do something to the logits: capped, divided, multiplied, biased or tied.

@@ -8,9 +8,9 @@ from conftest import pico_model
 from smoke import recipe, write_text
 
 import ctxext
-from ctxext import adapters
 from ctxext.errors import CtxextError, UsageError
-from ctxext.resolve import TINY
+from ctxext.folders import adapter as adapters
+from ctxext.folders.source import TINY
 from ctxext.training import tuning
 from ctxext.training.recipe import AdapterSpec, load_recipe
 
@@ -184,7 +184,7 @@ def test_every_trainable_tensor_moves_on_a_bf16_base_and_no_other(text, cache, t
 
 
 def test_the_estimate_counts_what_is_trained():
-    from ctxext.checkpoint import read_config
+    from ctxext.folders.patch import read_config
     from ctxext.training.estimate import Shape, trainable_parameters
 
     shape = Shape({**read_config(TINY), "dtype": "float32"})

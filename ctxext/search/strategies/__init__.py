@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from ctxext.errors import UsageError, nearest
+from ...errors import UsageError, nearest
 
 _REGISTRY: dict[str, Callable[..., None]] = {}
 

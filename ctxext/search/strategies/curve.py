@@ -25,8 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ctxext.errors import CtxextError, UsageError
-
+from ...errors import CtxextError, UsageError
 from ..evaluator import Evaluator, Problem
 from ..space import Candidate
 from . import strategy

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from ctxext.errors import UsageError
-
+from ...errors import UsageError
 from ..evaluator import Problem
 from ..space import Candidate, Space
 from . import strategy

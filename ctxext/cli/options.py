@@ -1,0 +1,130 @@
+"""Command-line arguments that several commands share, spelled once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UsageError
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder, a hub id, a .gguf file, or `tiny`, the embedded model.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
+TrainedLength = Annotated[
+    int | None, typer.Option(help="Tokens the model was trained on, when its config says otherwise.", min=2)
+]
+Existing = Annotated[
+    str, typer.Option(help="If the checkpoint is already scaled: refuse, replace (start over) or compose.")
+]
+Fallback = Annotated[
+    str,
+    typer.Option(
+        help="If plain transformers can't run the schedule: refuse to load, or static, an approximation."
+    ),
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        help="The runtime that comes first if one form can't suit all: all, vllm, sglang, llama.cpp, mlx, exllama."
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="Type that a .gguf's weights are dequantised to.")]
+TrustRemoteCode = Annotated[bool, typer.Option(help="Patch a model that brings its own code.")]
+Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length to reach.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A method option; @FILE reads a JSON value from a file."),
+]
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    from ..methods import all_methods
+
+    return [name for name in all_methods() if name.startswith(incomplete)]
+
+
+def _known_method(name: str | None) -> str | None:
+    from .. import methods
+
+    if name is not None:
+        try:
+            methods.get(name)
+        except UsageError as error:
+            raise typer.BadParameter(f"{error.message}: {error.hint}") from None
+    return name
+
+
+MethodName = Annotated[
+    str,
+    typer.Option(
+        "--method", "-m", help="See `ctxext methods`.", callback=_known_method, autocompletion=_complete_method
+    ),
+]
+OptionalMethod = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        "-m",
+        help="Patch the loaded model first; see `ctxext methods`.",
+        callback=_known_method,
+        autocompletion=_complete_method,
+    ),
+]
+
+
+def drawable(path: str | Path) -> Path:
+    """`path`, if its suffix is one that pictures are written with; else UsageError."""
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"can't draw to {str(path)!r}", hint="name it .png or .svg")
+    return path
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """`name=value` strings as a dict; values are JSON where they parse as JSON, `@file` reads a JSON file.
+
+    Raises UsageError for a setting without `=`, given twice, or whose file can't be read.
+    """
+    values: dict[str, Any] = {}
+    for setting in settings or []:
+        name, equals, text = setting.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not name:
+            raise UsageError(f"--set {setting!r} is not NAME=VALUE", hint="for example --set beta_fast=16")
+        if name in values:
+            raise UsageError(f"--set {name} is given twice")
+        values[name] = _file_value(text[1:]) if text.startswith("@") else _value(text)
+    return values
+
+
+def method_settings(method: str | None, settings: list[str] | None) -> dict[str, Any]:
+    """`parse_settings` for the options of a method: what it doesn't know never passes for an argument of ours.
+
+    Raises UsageError for an option that the method doesn't have, one that it needs, or one without a method.
+    """
+    from ..methods import get
+
+    values = parse_settings(settings)
+    if method is not None:
+        get(method).check(values)
+    elif values:
+        raise UsageError(f"--set {next(iter(values))} is an option of a method", hint="say which with --method")
+    return values
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def _file_value(path: str) -> Any:
+    try:
+        return json.loads(Path(path).expanduser().read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"can't read a JSON value from {path}: {error}") from error

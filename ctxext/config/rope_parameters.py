@@ -1,0 +1,131 @@
+"""How a schedule is spelled in `rope_parameters`: by transformers' own type, or as a table that all can read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UsageError
+from ..rope import Schedule
+from .families import only_longrope, per_layer_type
+
+# Stands for "no rotation" in a table of divisors: at 1e18 no position below 1e9 turns by a float32 epsilon,
+# and theta * 1e18 still fits in float32.
+STOPPED = 1e18
+REFUSE = "needs ctxext.load"
+FALLBACKS = ("refuse", "static")
+TARGETS = ("all", "vllm", "sglang", "llama.cpp", "mlx", "exllama")
+_YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+
+
+def carrier(schedule: Schedule) -> dict[str, Any]:
+    """Any static schedule as transformers' longrope type with equal short and long factors.
+
+    Runtimes disagree on longrope's attention scale: transformers reads attention_factor, vLLM and SGLang the
+    mscale keys, MLX-LM and ExLlama compute it from the two lengths. All of them are made to say the same; what the
+    model was trained with stands in the "ctxext" block.
+    """
+    stage = schedule.stages[0]
+    length = schedule.max_length
+    divisors = [_divisor(g, f) for g, f in zip(schedule.rope.geometric(), stage.inv_freq, strict=True)]
+    scale = stage.attention_scale
+    # MLX and ExLlama know the formula alone: the "original length" at which it gives this scale. Both lists are
+    # the same, so that it doesn't matter which one a runtime picks by it.
+    original = round(length ** (1 / scale**2)) if scale >= 1 else schedule.rope.trained_length
+    original = max(2, original)
+    return {
+        "rope_type": "longrope",
+        "factor": length / original,
+        "original_max_position_embeddings": original,
+        "short_factor": divisors,
+        "long_factor": divisors,
+        "attention_factor": scale,
+        "short_mscale": scale,
+        "long_mscale": scale,
+    }
+
+
+def _divisor(geometric: float, frequency: float) -> float:
+    """What divides `geometric` into `frequency`, as the decimal that it came as if that is the same to float64.
+
+    Factors are decimals (1.25). Divided into a frequency and out again they may come as a float64 beside them.
+    """
+    exact = min(geometric / frequency, STOPPED) if frequency > 0 else STOPPED
+    decimal = float(f"{exact:.15g}")
+    # Two roundings' worth: what the ways there and back may lose.
+    return decimal if math.isclose(decimal, exact, rel_tol=2**-51) else exact
+
+
+def formula_scale(length: int, original: int) -> float:
+    """LongRoPE's attention scale by the two lengths, sqrt(1 + ln(length/original) / ln original)."""
+    return math.sqrt(1 + math.log(length / original) / math.log(original)) if length > original else 1.0
+
+
+def native_parameters(
+    schedule: Schedule,
+    model_type: str = "",
+    fallback: str = "refuse",
+    target: str = "all",
+    live: bool = False,
+) -> dict[str, Any]:
+    """`rope_parameters` for a schedule: its native type, else the carrier, else a type no runtime accepts.
+
+    A schedule that is more than a frequency table gets a rope_type that makes plain transformers stop with
+    a KeyError that names ctxext.load, because any type it accepts would run something else. With fallback
+    "static" plain transformers gets the schedule's static approximation instead. target, live: see `write_config`.
+    """
+    if target not in TARGETS:
+        raise UsageError(f"target={target!r} is not one of {', '.join(TARGETS)}")
+    if fallback not in FALLBACKS:
+        raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}")
+    theta = schedule.rope.theta
+    if not schedule.is_static and fallback == "static":
+        return {"rope_theta": theta, **carrier(schedule.static_approximation())}
+    if not schedule.is_static:
+        return {"rope_theta": theta, **_refused(schedule, longrope=live and only_longrope(model_type))}
+    native = schedule.native
+    # transformers looks for yarn's truncate at the top of a nested dict, and doesn't find it.
+    untold = native is not None and native.get("truncate") is False and per_layer_type(model_type)
+    if native is None or untold or (only_longrope(model_type) and native["rope_type"] != "default"):
+        return {"rope_theta": theta, **carrier(schedule)}
+    if target == "mlx" and native["rope_type"] == "yarn" and not _usual_yarn(native):
+        # MLX-LM ignores yarn's attention_factor and truncate, and reads a table exactly.
+        return {"rope_theta": theta, **carrier(schedule)}
+    keys = {"rope_theta": theta, **native}
+    if native["rope_type"] == "yarn" and schedule.factor > 1:
+        # SGLang multiplies its own default by attn_factor and ignores attention_factor.
+        keys["attn_factor"] = keys["attention_factor"] / (0.1 * math.log(schedule.factor) + 1)
+    if native["rope_type"] == "linear":
+        # Read by SGLang, which otherwise takes max_position_embeddings times factor for the length.
+        keys["original_max_position_embeddings"] = schedule.rope.trained_length
+    return keys
+
+
+def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
+    """What plain transformers stops at, naming ctxext.load.
+
+    longrope: in the words of a config class that lets no other type be saved. Text for the factor is a warning
+    when it is written and read, and a TypeError when a model is built. Where nobody looks at it, lists of zeros
+    make NaN of every angle.
+    """
+    said = f"ctxext {schedule.method} ({REFUSE})"
+    if not longrope:
+        return {"rope_type": said}
+    zeros = [0.0] * schedule.rope.size
+    return {
+        "rope_type": "longrope",
+        "factor": said,
+        "original_max_position_embeddings": schedule.rope.trained_length,
+        "short_factor": zeros,
+        "long_factor": zeros,
+        "short_mscale": 1.0,
+        "long_mscale": 1.0,
+    }
+
+
+def _usual_yarn(native: Mapping[str, Any]) -> bool:
+    usual = 0.1 * math.log(native["factor"]) + 1
+    return (
+        all(native[k] == v for k, v in _YARN_DEFAULTS.items()) and abs(native["attention_factor"] - usual) < 1e-9
+    )

@@ -1,0 +1,138 @@
+"""The model card of a patched folder: the exact configuration, the schedule, and who will run it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .. import methods
+from .._version import __version__
+from ..config.smollm3 import is_written
+from ..rope import Schedule
+from ..runtimes.portability import portability
+
+UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
+
+
+def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weights: str = UNTRAINED) -> str:
+    """README.md of a patched folder, with the hub's metadata block on top. weights: where they come from."""
+    method = methods.get(schedule.method)
+    options = {k: v for k, v in schedule.params.items() if v is not None}
+    keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
+    rope = schedule.rope
+    native = schedule.is_static or is_written(config, schedule)
+    fallback = not native and not str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
+    runtimes = portability(config, folder="this-folder")
+    at_end = " in the last stage" if len(schedule.stages) > 1 else ""
+    return f"""---
+base_model: {base}
+library_name: transformers
+tags: [ctxext, long-context, {schedule.method}]
+---
+
+# {base}, {method.title} x{schedule.factor:g}
+
+{base} with its rotary embedding changed by ctxext {__version__} to read
+**{schedule.max_length:,} tokens** instead of {rope.trained_length:,}. {weights}
+
+| | |
+|---|---|
+| method | `{schedule.method}` ({method.paper}) |
+| factor | {schedule.factor:g} |
+| options | `{json.dumps(options)}` |
+| original rope | theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on {rope.trained_length:,} tokens |
+| attention scale on cos and sin | {schedule.stages[-1].attention_scale:.6g}{at_end} |
+
+{_loading(schedule, native, fallback)}
+
+## Who will run it
+
+| runtime | version | | | known by |
+|---|---|---|---|---|
+{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in runtimes)}
+
+```text
+{chr(10).join(f"{v.runtime}: {v.command}" for v in runtimes if v.runs in ("exact", "approximates"))}
+```
+
+## The schedule
+
+{schedule_table(schedule)}
+
+## In config.json
+
+```json
+{json.dumps(keys, indent=1)}
+```
+"""
+
+
+def _loading(schedule: Schedule, native: bool, fallback: bool) -> str:
+    if native:
+        return (
+            _beyond_table(schedule)
+            + " " * bool(schedule.beyond_table)
+            + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+        )
+    if fallback:
+        return (
+            f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json has "
+            "what the furthest position has at every position. `ctxext.load(folder)` runs the schedule itself."
+        )
+    return (
+        f"**Plain transformers can't run this folder and stops with a KeyError.** {_beyond_table(schedule)} "
+        "Load it with `ctxext.load(folder)`."
+    )
+
+
+def _beyond_table(schedule: Schedule) -> str:
+    """What this schedule has that no frequency table can say."""
+    parts = []
+    if len(schedule.stages) > 1:
+        starts = [f"{stage.start:,}" for stage in schedule.stages]
+        listed = ", ".join(starts[:6]) + (" ..." if len(starts) > 6 else "")
+        parts.append(
+            f"It has {len(starts)} stages: a query uses the frequencies of the stage that its position is in, "
+            f"from {listed} on, against all keys."
+        )
+    if schedule.start_tokens:
+        parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
+    if schedule.bias:
+        learned = f", a learned table that starts at {schedule.bias.start}" if schedule.bias.kind == "t5" else ""
+        parts.append(f"Attention logits have a bias by distance ({schedule.bias.kind}{learned}).")
+    if schedule.table:
+        parts.append(f"Sinusoids times {schedule.table.scale:g} are added to the input embeddings.")
+    if schedule.distances:
+        rule = schedule.distances
+        parts.append(
+            f"Rotary distances are {rule.kind}: exact below {rule.window} tokens, then kept in what was trained."
+        )
+    if schedule.unrotated:
+        chosen = schedule.unrotated
+        which = f"Every layer whose number is a multiple of {chosen.every}, from 1," if chosen.every else ""
+        which = which or f"Layers {', '.join(map(str, chosen.listed))}, from 0,"
+        parts.append(f"{which} doesn't rotate; the config says so as SmolLM3's does.")
+    if schedule.temperature:
+        parts.append(
+            f"Logits of a query beyond {schedule.rope.trained_length:,} tokens are multiplied by "
+            f"1 + {schedule.temperature:g} ln(n / {schedule.rope.trained_length})."
+        )
+    return " ".join(parts)
+
+
+def schedule_table(schedule: Schedule) -> str:
+    """Markdown: per frequency, its wavelength before and in the last stage, and its turns in training."""
+    rows = [
+        "| i | wavelength, original | turns in training | wavelength, now | divided by |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    now = schedule.stages[-1].inv_freq
+    for i, (before, turns, after) in enumerate(
+        zip(schedule.rope.inv_freq(), schedule.rope.turns(), now, strict=True)
+    ):
+        length = f"{2 * math.pi / after:,.1f}" if after else "stopped"
+        ratio = f"{before / after:.4g}" if after else "stopped"
+        rows.append(f"| {i} | {2 * math.pi / before:,.1f} | {turns:.3g} | {length} | {ratio} |")
+    return "\n".join(rows)

@@ -1,0 +1,92 @@
+"""An adapter and its base as one folder for plain transformers and servers, checked by reading it back."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config.write import write_config
+from ..errors import CtxextError
+from ..files import WEIGHTS, link_or_copy, model_files, replacing
+from ..rope import Schedule
+from .adapter import attach, base_model, check_base, find_base, read_adapter
+from .card import model_card
+from .patch import longer_tokenizer, read_config
+from .source import display_name
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `merge` did. rounding: largest change of a logit by writing the sum in the base's dtype."""
+
+    out: Path
+    schedule: Schedule | None
+    rounding: float
+
+
+def merge(
+    adapter: str | os.PathLike,
+    out: str | os.PathLike,
+    *,
+    base: str | os.PathLike | None = None,
+    dtype: str = "auto",
+    force: bool = False,
+) -> Merged:
+    """Add an adapter to its base and write the sum, patched, as a model folder.
+
+    A static schedule is written in transformers' own words, so that plain transformers and servers load it; a
+    staged one has ctxext's block, and `ctxext.load` runs it. base: where the base is, if it moved. dtype: of the
+    weights, "auto" for the base's. The folder is read back and must give the merged model's logits exactly.
+    Raises CtxextError for a wrong base, or if the folder reads back as another model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from .patch import load
+
+    folder = Path(adapter)
+    if not folder.is_dir():
+        raise CtxextError(f"there is no folder {folder}", hint="give the adapter folder that a run wrote")
+    entry, schedule = read_adapter(folder)
+    base_folder = find_base(entry, base)
+    check_base(folder, entry, schedule, base_folder)
+    model = attach(base_model(base_folder, schedule, dtype=dtype), folder).eval()
+    kept = next(p.dtype for n, p in model.named_parameters() if "lora_" not in n and "modules_to_save" not in n)
+    before = _logits(model)
+    model = model.merge_and_unload(safe_merge=True).to(kept)
+    after = _logits(model)
+    with replacing(Path(out), force=force) as temporary:
+        model.save_pretrained(temporary)
+        saved = read_config(temporary)
+        config = {**read_config(base_folder), **{k: saved[k] for k in ("dtype", "sliding_window") if k in saved}}
+        if schedule is not None:
+            config = write_config(config, schedule)
+        for relative in model_files(base_folder):
+            weights = relative.suffix in WEIGHTS or relative.name.endswith(".index.json")
+            if not weights and str(relative) not in ("config.json", "README.md"):
+                link_or_copy(base_folder / relative, temporary / relative, link=False)
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        if schedule is not None:
+            longer = longer_tokenizer(base_folder, schedule.max_length)
+            if longer is not None:
+                (temporary / "tokenizer_config.json").write_text(json.dumps(longer, indent=2) + "\n")
+            weights = f"The weights are the base model's with the adapter `{display_name(folder)}` added."
+            card = model_card(display_name(entry["base"]), schedule, config, weights=weights)
+            (temporary / "README.md").write_text(card)
+        read_back = load(temporary) if schedule else AutoModelForCausalLM.from_pretrained(temporary)
+        if not torch.equal(_logits(read_back.eval()), after):
+            raise CtxextError(f"the merged folder reads back as another model, so {out} was not written")
+    return Merged(Path(out), schedule, float((before - after).abs().max()))
+
+
+def _logits(model: Any) -> Any:
+    """float32 logits of a few tokens at spread positions, (16, vocabulary)."""
+    import torch
+
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (torch.arange(16) * 7919 % vocabulary)[None].to(model.device)
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits[0].float()

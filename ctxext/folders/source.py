@@ -1,0 +1,161 @@
+"""From what a user types as MODEL to a folder on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ..errors import CtxextError, UsageError, warn
+from ..files import has_weights
+
+TINY = Path(__file__).parents[1] / "assets" / "tiny"
+DTYPES = ("bfloat16", "float16", "float32")
+# What from_pretrained takes about a hub id, and a folder has no use for.
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+
+
+def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16", **hub: Any) -> Path:
+    """The folder of MODEL: a folder, `tiny`, a .gguf file or a hub id.
+
+    A hub id is taken from the local cache if its weights are there, or downloaded into it by huggingface_hub.
+    hub: HUB_OPTIONS for it. A GGUF is dequantised to `dtype` once, into ctxext's cache, and is an ordinary folder
+    from then on.
+    Raises CtxextError if there is nothing there, saying what was looked for.
+    """
+    text = os.fspath(model)
+    path = Path(text).expanduser()
+    if text == "tiny":
+        return TINY
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise CtxextError(f"there is no file {path}")
+        return _dequantised(path.resolve(), dtype)
+    if path.is_dir():
+        _require_model(path)
+        return path
+    if path.exists():
+        raise CtxextError(f"{path} is a file", hint="give a model folder, a .gguf file, a hub id or `tiny`")
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text):
+        return _from_hub(text, **hub)
+    raise CtxextError(f"there is no folder {path}")
+
+
+def display_name(model: str | os.PathLike) -> str:
+    """A short name for files and tables: the last part of the path or hub id, without .gguf."""
+    return Path(os.path.abspath(os.fspath(model))).name.removesuffix(".gguf") or "model"
+
+
+def _require_model(path: Path) -> None:
+    if (path / "config.json").is_file():
+        return
+    if (path / "adapter_config.json").is_file():
+        raise CtxextError(
+            f"{path} is a PEFT adapter, not a whole model", hint="patch its base model, or merge the adapter first"
+        )
+    raise CtxextError(f"{path} has no config.json", hint="give the folder that from_pretrained would load")
+
+
+def _from_hub(name: str, **options: Any) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    tries = [options]
+    if not options.get("force_download") and not options.get("local_files_only"):
+        tries = [{**options, "local_files_only": True}, options]
+    found = why = None
+    for given in tries:
+        try:
+            found = Path(snapshot_download(name, **given))
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+            why = error
+        # The cache gives a snapshot whatever is in it: of a tokenizer alone, or of a download that was broken off.
+        if found and has_weights(found):
+            break
+    said = f"downloading said: {str(why).splitlines()[0][:160]}" if why else "download it again"
+    if found is None:
+        revision = f" with a revision {options['revision']}" if options.get("revision") else ""
+        raise CtxextError(
+            f"no folder {name!r} here, nor a model of that name{revision} in the hub cache or on the hub",
+            hint=f"check the spelling; {said}",
+        ) from why
+    _require_model(found)
+    if not has_weights(found):
+        warn(f"the hub cache holds only a part of {name}, without all its weights; {said}")
+    return found
+
+
+def cache_dir() -> Path:
+    """$CTXEXT_CACHE, else ctxext/ in the user's cache directory."""
+    root = os.environ.get("CTXEXT_CACHE")
+    return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "ctxext"
+
+
+def _dequantised(gguf: Path, dtype: str) -> Path:
+    """A folder in ctxext's cache with the GGUF's weights in `dtype`; made on the first call."""
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    stat = gguf.stat()
+    key = hashlib.sha256(f"{gguf}:{stat.st_size}:{stat.st_mtime_ns}:{dtype}".encode()).hexdigest()[:12]
+    out = cache_dir() / "gguf" / f"{gguf.stem}-{dtype}-{key}"
+    if not (out / "config.json").is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_name(f".{out.name}-{os.getpid()}")
+        try:
+            _convert(gguf, temporary, dtype)
+            os.replace(temporary, out)
+        except OSError:
+            # Another process has converted the same file meanwhile.
+            if not (out / "config.json").is_file():
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _convert(gguf: Path, out: Path, dtype: str) -> None:
+    from ..runtimes.gguf_file import read_gguf
+
+    reader = read_gguf(gguf)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    kind = reader.get_field("tokenizer.ggml.model")
+    tokenizer = None
+    try:
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=getattr(torch, dtype))
+        if kind is not None and kind.contents() != "no_vocab":
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:  # whatever its readers and the tokenizer library raise, the file is the reason
+        raise CtxextError(f"transformers can't read {gguf}: {error}") from error
+    if model.config.model_type == "llama" and any(t.name.endswith("attn_q.bias") for t in reader.tensors):
+        raise CtxextError(
+            f"{gguf} is a Llama with attention biases (an exported Qwen2), which transformers' GGUF reader drops",
+            hint="use the folder that it was made from",
+        )
+    # The weights are plain now; left in place, the entry would make from_pretrained look for a quantizer.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    _restore_scaling(gguf, out / "config.json")
+
+
+def _restore_scaling(gguf: Path, config_json: Path) -> None:
+    """Write the GGUF's rope scaling into the config: transformers' reader takes over theta and nothing else."""
+    from ..config.read import read_schedule
+    from ..config.write import write_config
+    from ..runtimes.gguf_rope import gguf_config, is_scaled
+
+    if not is_scaled(gguf):
+        return
+    config = json.loads(config_json.read_text())
+    schedule = read_schedule(gguf_config(gguf))
+    if schedule.method != "none":
+        config_json.write_text(json.dumps(write_config(config, schedule), indent=2) + "\n")

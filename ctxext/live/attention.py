@@ -1,0 +1,201 @@
+"""Attention of a live model under a position encoding that cos and sin can't carry.
+
+transformers' attention modules rotate queries and keys, put keys into the cache, and then look up an attention
+function by `config._attn_implementation`. Each module of a patched instance sees its config through a thin proxy
+that answers "ctxext" there. So the function below gets queries and all keys in between: it adds a bias, scales
+queries or rotates both by other distances, and gives them to whatever backend the model is set to. Every
+projection, norm, cache or hook around it stays the model's own. The name "ctxext" is registered with
+transformers once; no other model's behaviour changes by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from ..config.read import digest
+from ..errors import CtxextError
+from ..rope import Schedule
+from . import biases, distances, qk_norm
+from .cache import check_contiguous, layer_of, remember, rows_of
+
+NAME = "ctxext"
+
+
+@dataclass
+class Call:
+    """Where the tokens of one call of one layer are.
+
+    queries: (rows, tokens). first_key: (rows,), the position that slot 0 of the keys has; None if keys are exactly
+    the call's own tokens. reached: the attention function ran.
+    """
+
+    queries: torch.Tensor
+    first_key: torch.Tensor | None
+    reached: bool = False
+
+    def keys(self, count: int) -> torch.Tensor:
+        """Positions of `count` key slots, (rows, count); those of pads and empty slots mean nothing."""
+        if self.first_key is None:
+            return self.queries
+        return self.first_key[:, None] + torch.arange(count, device=self.queries.device)
+
+
+@dataclass
+class Layer:
+    """What one attention module runs. owner: the decoder, which holds what is learned: a bias table, norms."""
+
+    module: nn.Module
+    inner: Callable
+    cache_name: str
+    schedule: Schedule
+    digest: str
+    owner: nn.Module
+    rotary: nn.Module
+    layout: str | None = None
+
+
+class _Config:
+    """A config that differs in one answer: which attention function its module shall use."""
+
+    def __init__(self, config: Any, layer: Layer):
+        self.__dict__.update(_config=config, _layer=layer, _attn_implementation=NAME)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_config", "_layer"):
+            raise AttributeError(name)
+        return getattr(self._config, name)
+
+
+def wrap(module: nn.Module, schedule: Schedule, owner: nn.Module, layout: str | None) -> None:
+    """Give one attention module its forward and its view of the config. layout: how it pairs rotated coordinates.
+
+    Raises CtxextError for a family whose attention doesn't go through transformers' attention functions.
+    """
+    inner = module.forward
+    names = inspect.signature(inner).parameters
+    cache_name = next((n for n in ("cache", "past_key_values", "layer_past") if n in names), None)
+    source = sys.modules[type(module).__module__]
+    keywords = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    stock = hasattr(source, "ALL_ATTENTION_FUNCTIONS") and hasattr(module, "config") and keywords
+    if cache_name is None or not stock:
+        raise CtxextError(
+            f"{type(module).__name__} computes attention itself, without transformers' attention functions",
+            hint="use a method that is a frequency table or staged (see `ctxext methods`)",
+        )
+    layer = Layer(module, inner, cache_name, schedule, digest(schedule), owner, owner.rotary_emb, layout)
+    module.config = _Config(module.config, layer)
+    module.forward = functools.partial(_forward, layer)
+
+
+def identity(position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of no rotation at all."""
+    cos, sin = position_embeddings
+    return torch.ones_like(cos), torch.zeros_like(sin)
+
+
+def unrotated_forward(inner: Callable, *args: Any, position_embeddings: Any = None, **kwargs: Any) -> Any:
+    """The forward of a layer that doesn't rotate."""
+    return inner(*args, position_embeddings=identity(position_embeddings), **kwargs)
+
+
+def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_embeddings: Any = None, **kwargs):
+    module = layer.module
+    positions = kwargs.get("position_ids")
+    if args or positions is None:
+        raise CtxextError(f"{type(module).__name__} was called without keywords, or without position_ids")
+    cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
+    held = layer_of(cache, module, layer.digest)
+    first = None
+    # A layer that isn't made yet is given exactly the call's own keys, whatever their positions.
+    if held is not None or _fixed_size(cache, module):
+        past = int(held.get_seq_length()) if held is not None else 0
+        if past:
+            check_contiguous(held, positions, batch)
+        # Counted from the end: the positions of pads, at the beginning, mean nothing.
+        first = positions[:, -1] - (past + positions.shape[1] - 1)
+    if layer.schedule.distances:
+        position_embeddings = identity(position_embeddings)
+    # Among the keywords that transformers passes on to attention functions, and not kept in the model: several
+    # threads may be in it at once.
+    call = Call(positions, first)
+    answer = layer.inner(hidden_states, position_embeddings=position_embeddings, ctxext_call=call, **kwargs)
+    if not call.reached:
+        raise CtxextError(f"the patch has no effect: {type(module).__name__} didn't use its attention function")
+    if cache is not None:
+        remember(cache, module, layer.digest, [0] * batch, rows_of(positions[:, -1].tolist(), batch))
+    return answer
+
+
+def _fixed_size(cache: Any, module: nn.Module) -> bool:
+    """Whether an empty layer of the cache answers with more slots than it was given keys."""
+    layers = getattr(cache, "layers", ())
+    return module.layer_idx < len(layers) and hasattr(layers[module.layer_idx], "max_cache_len")
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    ctxext_call: Call | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The attention function of patched modules. query: (batch, heads, tokens, head size), as transformers does.
+
+    ctxext_call: from the module's `_forward`. Returns (batch, tokens, heads, head size) and the attention weights,
+    if the backend gives any.
+    """
+    layer: Layer = module.config._layer
+    call, schedule = ctxext_call, layer.schedule
+    if call is None:
+        raise CtxextError(f"{type(module).__name__} doesn't pass its keywords on to its attention function")
+    call.reached = True
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if schedule.norms:
+        query, key = getattr(layer.owner, qk_norm.NORMS)(query, key, module.layer_idx)
+    queries, keys = call.queries, call.keys(key.shape[2])
+    if schedule.temperature:
+        length = schedule.rope.trained_length
+        prefix = (queries + 1).clamp(min=length).double() / length
+        query = query * (1 + schedule.temperature * prefix.log())[:, None, :, None].to(query.dtype)
+    backend = module.config._config._attn_implementation or "eager"
+    given = {"scaling": scaling, "dropout": dropout, **kwargs}
+    if schedule.distances:
+        return distances.attend(layer, query, key, value, attention_mask, queries, keys, **given)
+    source = sys.modules[type(module).__module__]
+    stock = source.ALL_ATTENTION_FUNCTIONS.get_interface(backend, source.eager_attention_forward)
+    if schedule.bias is None:
+        return stock(module, query, key, value, attention_mask, **given)
+    learned = getattr(layer.owner, biases.TABLE, None)
+    return biases.attend(
+        schedule.bias, learned, stock, backend, module, query, key, value, attention_mask, queries, keys, **given
+    )
+
+
+AttentionInterface.register(NAME, attend)
+
+
+def add_table(
+    inner: Callable, frequencies: tuple[float, ...], scale: float, hidden_states, *args, **kwargs
+) -> Any:
+    """The first decoder layer's forward, its input being the embeddings plus sinusoids by position."""
+    positions = kwargs.get("position_ids")
+    if positions is None:
+        raise CtxextError("the first layer was called without position_ids, so sinusoids can't be added")
+    angles = positions[..., None].double() * torch.tensor(
+        frequencies, dtype=torch.float64, device=positions.device
+    )
+    table = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : hidden_states.shape[-1]]
+    return inner(hidden_states + (scale * table).to(hidden_states), *args, **kwargs)

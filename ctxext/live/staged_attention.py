@@ -1,0 +1,184 @@
+"""Attention of a live model under a staged schedule.
+
+Each attention module of the instance gets a forward that brings keys to the stage of the queries and then runs the
+module's own forward: whatever backend, projections, adapters or hooks it has stay in use. While all queries of a
+call are in one stage per row, which is every decoding step and most chunks, that is one stock call. A call that
+crosses stages is run segment by segment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CtxextError
+from .cache import Block, align, layer_of, remember, rows_of
+from .stages import Plan, Segment, StagedRotary
+
+
+def wrap(module: nn.Module, rotary: StagedRotary) -> None:
+    """Give one attention module its staged forward."""
+    inner = module.forward
+    name = next(
+        (n for n in ("cache", "past_key_values", "layer_past") if n in inspect.signature(inner).parameters), None
+    )
+    if name is None:
+        raise CtxextError(f"{type(module).__name__} takes no cache, so it can't run a staged schedule")
+    module.forward = functools.partial(_forward, module, inner, rotary, name)
+
+
+def attention_modules(owner: nn.Module, *, unrotated: bool = False) -> list[nn.Module]:
+    """The attention modules of a decoder that rotate their queries and keys; with `unrotated` the others too."""
+    found = [
+        m
+        for m in owner.modules()
+        if "Attention" in type(m).__name__
+        and hasattr(m, "layer_idx")
+        and "position_embeddings" in inspect.signature(m.forward).parameters
+        and (unrotated or getattr(m, "use_rope", True))
+    ]
+    if not found:
+        raise CtxextError("this model's attention isn't built in transformers' standard way")
+    return found
+
+
+def _forward(
+    module: nn.Module,
+    inner: Any,
+    rotary: StagedRotary,
+    cache_name: str,
+    hidden_states: torch.Tensor,
+    *args: Any,
+    position_embeddings: Any = None,
+    attention_mask: Any = None,
+    **kwargs: Any,
+) -> Any:
+    if args:
+        raise CtxextError(f"{type(module).__name__} was called with positional arguments, which differ by family")
+    plan = getattr(position_embeddings, "plan", None)
+    if plan is None:
+        # Something on the way (an offloading hook) rebuilt the tuple.
+        plan = rotary.plan(kwargs["position_ids"])
+    cache = kwargs.pop(cache_name, None)
+    layer = layer_of(cache, module, rotary.digest)
+    batch = hidden_states.shape[0]
+    if len(plan.segments) == 1:
+        stages = rows_of(plan.segments[0].stages, batch)
+        if layer is not None:
+            align(layer, rotary, stages, plan, batch)
+        answer = inner(
+            hidden_states,
+            position_embeddings=position_embeddings,
+            attention_mask=attention_mask,
+            **{cache_name: cache},
+            **kwargs,
+        )
+        if cache is not None:
+            remember(cache, module, rotary.digest, stages, rows_of(plan.last, batch))
+        return answer
+    return _segmented(
+        module,
+        inner,
+        rotary,
+        plan,
+        cache,
+        layer,
+        cache_name,
+        hidden_states,
+        position_embeddings,
+        attention_mask,
+        kwargs,
+    )
+
+
+def _segmented(
+    module,
+    inner,
+    rotary,
+    plan,
+    cache,
+    layer,
+    cache_name,
+    hidden_states,
+    position_embeddings,
+    attention_mask,
+    kwargs,
+):
+    """A call that crosses stages: each segment attends to all keys so far, turned to its stage."""
+    batch = hidden_states.shape[0]
+    cos, sin = position_embeddings
+    positions = kwargs.pop("position_ids", plan.positions)
+    if any(k.startswith("cu_seq_lens") and v is not None for k, v in kwargs.items()):
+        raise CtxextError(
+            "packed documents for flash attention can't cross stages",
+            hint="pass position_ids with resets and no cu_seq_lens, or one document per row",
+        )
+    block = Block(rotary, plan, layer, batch)
+    outputs, weights = [], []
+    for index, segment in enumerate(plan.segments):
+        block.begin(index)
+        part = slice(segment.start, segment.end)
+        answer = inner(
+            hidden_states[:, part],
+            position_embeddings=(cos[:, part], sin[:, part]),
+            attention_mask=_part_of_mask(attention_mask, segment, block.past, plan, module, hidden_states.device),
+            position_ids=positions[:, part],
+            **{cache_name: block},
+            **kwargs,
+        )
+        outputs.append(answer[0])
+        weights.append(answer[1])
+    if cache is not None:
+        final = rows_of(plan.segments[-1].stages, batch)
+        if layer is not None and block.past:
+            align(layer, rotary, final, plan, batch)
+        cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
+        remember(cache, module, rotary.digest, final, rows_of(plan.last, batch), block.made())
+    return torch.cat(outputs, 1), _join_weights(weights)
+
+
+def _part_of_mask(
+    mask: Any, segment: Segment, past: int, plan: Plan, module: nn.Module, device: torch.device
+) -> Any:
+    """The mask of one segment against the keys up to its end."""
+    end = past + segment.end
+    if isinstance(mask, torch.Tensor):
+        return mask[..., segment.start : segment.end, :end] if mask.dim() == 4 else mask[:, :end]
+    if mask is not None:
+        return _part_of_block_mask(mask, segment, end)
+    if "flash" in module.config._attn_implementation or segment.end - segment.start == 1:
+        return None  # flash kernels align a short query block with the end of the keys
+    if past + segment.start == 0:
+        return None
+    if segment not in plan.masks:
+        size = segment.end - segment.start
+        ones = torch.ones(size, end, dtype=torch.bool, device=plan.positions.device)
+        plan.masks[segment] = ones.tril(end - size)[None, None]
+    return plan.masks[segment].to(device)
+
+
+def _part_of_block_mask(mask: Any, segment: Segment, end: int) -> Any:
+    """The same for flex attention, whose mask is a function of indices."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    inner, start = mask.mask_mod, segment.start
+    return create_block_mask(
+        lambda b, h, q, kv: inner(b, h, q + start, kv),
+        B=mask.shape[0],
+        H=mask.shape[1],
+        Q_LEN=segment.end - start,
+        KV_LEN=end,
+        device=str(mask.kv_indices.device),
+    )
+
+
+def _join_weights(weights: list[Any]) -> Any:
+    """Attention weights of all segments, zero where a segment's queries had no such key yet."""
+    if any(w is None for w in weights):
+        return None
+    width = weights[-1].shape[-1]
+    return torch.cat([nn.functional.pad(w, (0, width - w.shape[-1])) for w in weights], -2)
