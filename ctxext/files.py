@@ -11,7 +11,7 @@ import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import CtxextError
 
@@ -187,3 +187,14 @@ def _explained(error: OSError, out: Path) -> CtxextError:
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return CtxextError(f"can't write to {out.parent}: {error.strerror}", hint="choose another folder with -o")
     return CtxextError(f"could not write {out}: {error.strerror or error}", hint="choose another place with -o")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder; CtxextError if it is damaged."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (ValueError, OSError) as error:
+        raise CtxextError(f"{folder / 'config.json'} can't be read: {error}") from error
+    if not isinstance(config, dict):
+        raise CtxextError(f"{folder / 'config.json'} holds no object")
+    return config

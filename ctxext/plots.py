@@ -213,7 +213,6 @@ def bucket_curve(series: Mapping[str, Rows], **options):
 
 def save(figure, path: str | Path) -> Path:
     """Write a .png (150 dpi) or .svg; other suffixes are an error. The file doesn't carry a date."""
-    from .cli.options import drawable
 
     path = drawable(path)
     kind = path.suffix.lower()
@@ -221,4 +220,12 @@ def save(figure, path: str | Path) -> Path:
     with _matplotlib().rc_context(STYLE):
         metadata = {"Date": None} if kind == ".svg" else {"Software": None}
         figure.savefig(path, format=kind[1:], dpi=150, metadata=metadata, facecolor="white")
+    return path
+
+
+def drawable(path: str | Path) -> Path:
+    """`path`, if its suffix is one that pictures are written with; else UsageError."""
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"can't draw to {str(path)!r}", hint="name it .png or .svg")
     return path

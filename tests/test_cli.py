@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from ctxext import methods
 from ctxext.cli.app import app
-from ctxext.cli.options import parse_settings
 from ctxext.errors import UsageError
+from ctxext.methods.settings import parse_settings
 
 
 def test_methods_lists_the_registry(monkeypatch, capsys):

@@ -8,7 +8,7 @@ from conftest import run
 from gguf import GGUFReader
 
 import ctxext
-from ctxext.folders.patch import read_config
+from ctxext.files import read_config
 from ctxext.folders.source import TINY
 
 

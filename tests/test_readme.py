@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctxext import methods
-from ctxext.terminal import methods_markdown
+from ctxext.cli.output import methods_markdown
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

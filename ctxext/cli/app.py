@@ -17,7 +17,8 @@ from .. import terminal
 from .._version import __version__
 from ..errors import CtxextError, CtxextWarning, UsageError
 from ..evals.temperature import command as fit_temperature
-from . import evaluate, serve
+from ..plots import drawable
+from . import evaluate, output, serve
 from .compare import compare
 from .demo import demo
 from .options import (
@@ -32,7 +33,6 @@ from .options import (
     Target,
     TrainedLength,
     TrustRemoteCode,
-    drawable,
     method_settings,
 )
 from .search import search
@@ -74,11 +74,11 @@ def methods(
         raise UsageError("--markdown and --json exclude each other")
     found = registry.all_methods().values()
     if markdown:
-        print(terminal.methods_markdown(found))
+        print(output.methods_markdown(found))
     elif json:
-        terminal.print_json([terminal.method_dict(m) for m in found])
+        terminal.print_json([output.method_dict(m) for m in found])
     else:
-        terminal.print_methods(found)
+        output.print_methods(found)
 
 
 @app.command()
@@ -102,7 +102,7 @@ def inspect(
     if json:
         terminal.print_json(report)
     else:
-        terminal.print_inspection(report)
+        output.print_inspection(report)
         if plot:
             terminal.say(f"wavelengths drawn to {terminal.escape(str(plot))}")
 
@@ -153,7 +153,7 @@ def patch(
         **params,
     }
     if dry_run:
-        from ..folders.preview import check_out, preview
+        from ..folders.patch import check_out, preview
 
         goal = out or default_out(model, method, factor)
         schedule, config = preview(model, method, factor, **options)
@@ -162,9 +162,9 @@ def patch(
     else:
         done = patch_checkpoint(model, out, method=method, factor=factor, force=force, link=link, **options)
     if json:
-        terminal.print_json(terminal.patched_dict(done, dry_run=dry_run))
+        terminal.print_json(output.patched_dict(done, dry_run=dry_run))
     else:
-        terminal.print_patched(done, dry_run=dry_run)
+        output.print_patched(done, dry_run=dry_run)
 
 
 @app.command()
@@ -192,7 +192,7 @@ def train(
         if json:
             terminal.print_json({"recipe": checked.model_dump(mode="json"), **estimate})
         else:
-            terminal.print_estimate(checked.resolved(), estimate)
+            output.print_estimate(checked.resolved(), estimate)
         return
     from ..training.requirements import require
 
@@ -203,7 +203,7 @@ def train(
     if json:
         terminal.print_json(done)
     else:
-        terminal.print_trained(done)
+        output.print_trained(done)
 
 
 @app.command()

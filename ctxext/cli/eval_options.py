@@ -9,7 +9,8 @@ import typer
 
 from .. import terminal
 from ..errors import UsageError
-from .options import drawable, method_settings
+from ..plots import drawable
+from .options import method_settings
 
 Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length, with --method.")]
 Lengths = Annotated[

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..errors import UsageError
+from ..methods.settings import parse_settings
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, a .gguf file, or `tiny`, the embedded model.")
@@ -76,31 +75,6 @@ OptionalMethod = Annotated[
 ]
 
 
-def drawable(path: str | Path) -> Path:
-    """`path`, if its suffix is one that pictures are written with; else UsageError."""
-    path = Path(path)
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise UsageError(f"can't draw to {str(path)!r}", hint="name it .png or .svg")
-    return path
-
-
-def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """`name=value` strings as a dict; values are JSON where they parse as JSON, `@file` reads a JSON file.
-
-    Raises UsageError for a setting without `=`, given twice, or whose file can't be read.
-    """
-    values: dict[str, Any] = {}
-    for setting in settings or []:
-        name, equals, text = setting.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals or not name:
-            raise UsageError(f"--set {setting!r} is not NAME=VALUE", hint="for example --set beta_fast=16")
-        if name in values:
-            raise UsageError(f"--set {name} is given twice")
-        values[name] = _file_value(text[1:]) if text.startswith("@") else _value(text)
-    return values
-
-
 def method_settings(method: str | None, settings: list[str] | None) -> dict[str, Any]:
     """`parse_settings` for the options of a method: what it doesn't know never passes for an argument of ours.
 
@@ -114,17 +88,3 @@ def method_settings(method: str | None, settings: list[str] | None) -> dict[str,
     elif values:
         raise UsageError(f"--set {next(iter(values))} is an option of a method", hint="say which with --method")
     return values
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {"True": True, "False": False, "None": None}.get(text, text)
-
-
-def _file_value(path: str) -> Any:
-    try:
-        return json.loads(Path(path).expanduser().read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"can't read a JSON value from {path}: {error}") from error

@@ -11,7 +11,8 @@ import typer
 
 from .. import terminal
 from ..errors import UsageError
-from .options import Factor, Json, Model, Set, TrainedLength, parse_settings
+from ..methods.settings import parse_settings
+from .options import Factor, Json, Model, Set, TrainedLength
 
 
 def search(

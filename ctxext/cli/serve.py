@@ -79,7 +79,8 @@ def portability(
     json: Json = False,
 ) -> None:
     """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
-    from ..folders.preview import is_gguf, peek, preview
+    from ..folders.patch import preview
+    from ..folders.source import is_gguf, peek
     from ..runtimes.portability import gguf_portability, serve_without_patching, stand_in
     from ..runtimes.portability import portability as verdicts
 

@@ -9,15 +9,13 @@ one of them is silently misread by readers of the other, so `config_writing` wri
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from .. import methods
-from .._version import __version__
 from ..errors import CtxextError, UsageError
 from ..rope import Rope, Schedule, unpatched
+from .block import read_block
 from .families import leaves_implicit, per_layer_type
 
 # Keys that describe a scaling. Everything else in rope_parameters belongs to the model and is kept.
@@ -259,41 +257,6 @@ def native_schedule(config: Mapping[str, Any], trained_length: int | None = None
     return unpatched(read_rope(config, trained_length=trained_length, existing="compose"))
 
 
-def block(schedule: Schedule) -> dict[str, Any]:
-    """What config.json remembers under "ctxext": how to make the schedule again, and a hash to check it by."""
-    return {
-        "version": __version__,
-        "method": schedule.method,
-        "factor": schedule.factor,
-        "params": dict(schedule.params),
-        "rope": schedule.to_dict()["rope"],
-        "digest": digest(schedule),
-    }
-
-
-def digest(schedule: Schedule) -> str:
-    """A short hash over everything that the schedule computes."""
-    data = schedule.to_dict()
-    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length", *schedule.beyond_table)}
-    return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def read_block(data: Mapping[str, Any]) -> Schedule:
-    """The Schedule that a "ctxext" block describes; CtxextError if this version computes another one."""
-    try:
-        rope = Rope(**data["rope"])
-        schedule = methods.schedule(rope, data["method"], data["factor"], **data["params"])
-    except (KeyError, TypeError) as error:
-        raise CtxextError(f"the ctxext block in config.json is damaged: {error}") from error
-    if digest(schedule) != data.get("digest"):
-        raise CtxextError(
-            f"this ctxext ({__version__}) computes another schedule than the one that wrote the folder "
-            f"({data.get('version')})",
-            hint="patch the original checkpoint again, or use the version that wrote it",
-        )
-    return schedule
-
-
 def sliding_window(config: Mapping[str, Any]) -> int | None:
     """The window if *every* layer is limited to it, else None (a mix of layers is a design, not a limit)."""
     window = number(config, "sliding_window")
@@ -304,3 +267,12 @@ def sliding_window(config: Mapping[str, Any]) -> int | None:
         return int(window) if set(kinds) == {"sliding_attention"} else None
     # Families such as Gemma 2 alternate by rule when the list isn't spelled out.
     return None if leaves_implicit(config.get("model_type", ""), "layer_types:") else int(window)
+
+
+def window_message(window: int, target: int) -> str:
+    """Why a sliding window was removed."""
+    return (
+        f"every layer had a sliding window of {window} tokens, which hides whatever is further back from a model "
+        f"meant to read {target}: the window is removed. If the model was trained on no more than the window "
+        "shows, pass that as the trained length"
+    )

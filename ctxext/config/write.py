@@ -8,8 +8,9 @@ from typing import Any
 from ..errors import CtxextError
 from ..rope import Schedule
 from . import smollm3
+from .block import block
 from .families import per_layer_type
-from .read import SCALED_LAYERS, SCALING_KEYS, block, head_dim, rope_parameters
+from .read import SCALED_LAYERS, SCALING_KEYS, head_dim, rope_parameters
 from .rope_parameters import native_parameters
 
 

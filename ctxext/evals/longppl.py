@@ -20,8 +20,8 @@ import torch
 
 from ..errors import CtxextError, UsageError
 from ..live.head import CHUNK, token_nll
+from ..terminal import progress
 from ..text import Text
-from . import progress
 from .stats import bootstrap_interval, perplexity
 
 SHORT, STRIDE = 4096, 1024

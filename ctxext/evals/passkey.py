@@ -24,8 +24,8 @@ from statistics import fmean, median
 
 from ..errors import UsageError
 from ..live.head import CHUNK, token_scores
+from ..terminal import progress
 from ..text import bos_id, sha256
-from . import progress
 from .greedy import greedy
 from .passkey_presets import PresetBuilder
 from .prefix import PrefixScorer, why_not

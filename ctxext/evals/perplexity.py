@@ -23,7 +23,7 @@ import torch
 
 from ..errors import CtxextError, UsageError, warn
 from ..live.head import CHUNK, token_nll
-from . import progress
+from ..terminal import progress
 from .prefix import chunked_nll, length_dependent
 from .sliding import sliding_window
 from .stats import bootstrap_interval, paired_difference, perplexity

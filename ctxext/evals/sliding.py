@@ -8,7 +8,7 @@ import torch
 
 from ..errors import UsageError
 from ..live.head import CHUNK, token_nll
-from . import progress
+from ..terminal import progress
 from .stats import perplexity
 
 AGGREGATIONS = ("token", "window")

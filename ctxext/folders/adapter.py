@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from .._version import __version__
-from ..config.read import digest, read_block, rope_parameters
+from ..config.block import digest, read_block
+from ..config.read import rope_parameters
 from ..config.write import write_config
 from ..errors import CtxextError
 from ..files import WEIGHTS
@@ -198,7 +199,7 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from ..live.patch import apply
-    from .patch import load_learned
+    from .load import load_learned
 
     if schedule is None:
         return AutoModelForCausalLM.from_pretrained(folder, **kwargs)

@@ -9,24 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.read import head_dim, read_schedule, sliding_window
+from ..config.read import head_dim, read_schedule
 from ..config.rope_parameters import FALLBACKS
-from ..errors import CtxextError, UsageError, warn
-from ..files import check_weights, replacing_file
+from ..errors import CtxextError, UsageError
+from ..files import check_weights, read_config, replacing_file
 from ..rope import Schedule
 from ..runtimes.gguf_file import require_gguf
-from ..runtimes.gguf_rope import TENSOR, GgufRope, gguf_rope
+from ..runtimes.gguf_rope import TENSOR, GgufRope, architecture
 from ..runtimes.gguf_tokenizer import add_tokenizer
-from .patch import read_config
 from .source import display_name, resolve
 
 if TYPE_CHECKING:
     import numpy as np
 
-# model_type: llama.cpp's architecture. Qwen2 is a Llama with biases on q, k and v, which llama.cpp's
-# Llama reads.
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_RUNS_AS_LLAMA = ("qwen2",)
 DTYPES = ("f32", "f16", "bf16", "q8_0")
 _BLOCK = 32  # numbers per Q8_0 block, along a row
 
@@ -85,30 +80,6 @@ def export_gguf(
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         count = _write_tensors(writer, Path(file.name), weights, names, config, arch, dtype, rope)
     return Exported(target, arch, dtype, kind, count, schedule, rope)
-
-
-def architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -> tuple[str, GgufRope]:
-    """The GGUF architecture, and the schedule in its words; CtxextError where llama.cpp would differ."""
-    model_type = config.get("model_type", "")
-    arch = ARCHITECTURES.get(model_type)
-    if arch is None:
-        raise CtxextError(
-            f"can't export {model_type} as GGUF yet, only {', '.join(ARCHITECTURES)}",
-            hint="convert it with llama.cpp's convert_hf_to_gguf.py, then `ctxext patch x.gguf --in-gguf`",
-        )
-    if config.get("hidden_act", "silu") != "silu":
-        raise CtxextError(f"llama.cpp's {arch} uses silu, this model {config['hidden_act']}")
-    if schedule.rope.dim != head_dim(config):
-        raise CtxextError(f"llama.cpp's {arch} turns whole heads, this model {schedule.rope.dim} coordinates")
-    window = sliding_window(config)
-    if window is not None and window < schedule.max_length:
-        warn(f"llama.cpp ignores the sliding window of {window} tokens: longer texts are read with full attention")
-    if model_type in _RUNS_AS_LLAMA:
-        try:
-            return arch, gguf_rope(schedule, arch, fallback)
-        except CtxextError:
-            arch = "llama"
-    return arch, gguf_rope(schedule, arch, fallback)
 
 
 def _add_shape(writer: Any, config: Mapping[str, Any]) -> None:

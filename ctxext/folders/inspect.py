@@ -13,8 +13,7 @@ from ..config.families import require_support
 from ..config.read import head_dim, read_schedule, sliding_window
 from ..errors import CtxextError, UsageError
 from ..rope import Rope, Schedule
-from .preview import is_gguf, peek
-from .source import display_name, resolve
+from .source import display_name, is_gguf, peek, resolve
 
 
 def wavelengths(schedule: Schedule) -> list[float | None]:

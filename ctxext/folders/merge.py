@@ -10,11 +10,11 @@ from typing import Any
 
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS, link_or_copy, model_files, replacing
+from ..files import WEIGHTS, link_or_copy, model_files, read_config, replacing
 from ..rope import Schedule
 from .adapter import attach, base_model, check_base, find_base, read_adapter
 from .card import model_card
-from .patch import longer_tokenizer, read_config
+from .patch import longer_tokenizer
 from .source import display_name
 
 
@@ -45,7 +45,7 @@ def merge(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from .patch import load
+    from .load import load
 
     folder = Path(adapter)
     if not folder.is_dir():

@@ -11,15 +11,13 @@ from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.messages import window_message
-from ..config.read import read_block, read_rope, sliding_window
-from ..config.smollm3 import is_written
+from ..config.read import read_rope, sliding_window, window_message
 from ..config.write import write_config
 from ..errors import CtxextError, UsageError, warn
-from ..files import WEIGHTS, check_overwrite, check_weights, has_weights, link_or_copy, model_files, replacing
-from ..rope import Schedule, unpatched
+from ..files import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, read_config, replacing
+from ..rope import Schedule
 from .card import model_card
-from .source import DTYPES, HUB_OPTIONS, display_name, resolve
+from .source import DTYPES, display_name, is_gguf, peek, resolve
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,6 @@ class Patched:
 def default_out(model: str | os.PathLike, method: str, factor: float) -> Path:
     """./<model name>-<method>-<factor>x"""
     return Path(f"{display_name(model)}-{method}-{factor:g}x")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a model folder; CtxextError if it is damaged."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (ValueError, OSError) as error:
-        raise CtxextError(f"{folder / 'config.json'} can't be read: {error}") from error
-    if not isinstance(config, dict):
-        raise CtxextError(f"{folder / 'config.json'} holds no object")
-    return config
 
 
 def plan(
@@ -194,83 +181,21 @@ def longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:
         raise CtxextError(f"{path} is damaged: {error}") from error
 
 
-def stored_schedule(config: Mapping[str, Any]) -> Schedule | None:
-    """The schedule that ctxext left in a config.json, or None."""
-    return read_block(config["ctxext"]) if config.get("ctxext") else None
+def preview(
+    model: str | os.PathLike, method: str, factor: float, *, dtype: str = "bfloat16", **options: Any
+) -> tuple[Schedule, dict[str, Any]]:
+    """The schedule and config.json that `checkpoint.patch_checkpoint` would write. options, errors: of `plan`."""
+    if not is_gguf(model):
+        return plan(model, method, factor, dtype=dtype, **options)[1:]
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    methods.check_factor(factor)
+    return plan_config(peek(model), method, factor, **options)
 
 
-def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
-    """Load a model that ctxext wrote, or any other, with its whole schedule.
-
-    An adapter of `ctxext train` is loaded on its base, patched as in training (see `adapters.load_adapter`).
-    kwargs go to AutoModelForCausalLM.from_pretrained; those about a hub id (revision, token, cache_dir,
-    local_files_only, force_download) choose what is taken from the hub. What plain transformers can run is loaded
-    by plain transformers; for the rest the original rope is loaded and the schedule from the folder's ctxext block
-    is applied to the live model. Returns the model. Raises CtxextError if there is none, or no weights, and
-    UsageError for an attention that can't be had.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from ..live.patch import apply
-
-    folder = resolve(path_or_id, **{name: kwargs[name] for name in HUB_OPTIONS if name in kwargs})
-    if (folder / "adapter_config.json").is_file():
-        from .adapter import load_adapter
-
-        kwargs.pop("revision", None)  # the adapter's, not its base's
-        return load_adapter(folder, **kwargs)
-    if not has_weights(folder):  # as transformers names them; others may be meant, but not none at all
-        check_weights(folder)
-    config = read_config(folder)
-    schedule = stored_schedule(config)
-    plain = schedule is None or schedule.is_static or is_written(config, schedule)
-    if not plain:
-        original = write_config(config, unpatched(schedule.rope))
-        del original["ctxext"]
-        kwargs["config"] = AutoConfig.for_model(**original)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
-    except (ValueError, ImportError) as error:
-        wanted = kwargs.get("attn_implementation")
-        if not isinstance(wanted, str) or wanted not in str(error):
-            raise
-        raise UsageError(f"attention {wanted!r}: {str(error).splitlines()[0]}") from error
-    if plain:
-        return model
-    apply(model, schedule)
-    load_learned(model, folder)
-    return model
-
-
-def load_learned(model: Any, folder: Path) -> bool:
-    """Give a patched live model what a folder holds of the patch's own weights; False if it holds none.
-
-    That is a bias table or norms of queries and keys. The model was made by a class of transformers, which knows
-    no such weights and left them unread. Raises CtxextError if the folder has one that the model doesn't, or one
-    of another shape.
-    """
-    import torch
-    from safetensors import safe_open
-
-    from ..live.biases import TABLE
-    from ..live.qk_norm import NORMS
-
-    def name_of(weight: str) -> str | None:
-        return next((weight[weight.index(name) :] for name in (TABLE, NORMS) if f"{name}." in weight), None)
-
-    own = {name_of(name): parameter for name, parameter in model.named_parameters() if name_of(name)}
-    found = False
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            for weight in (w for w in file.keys() if name_of(w)):  # noqa: SIM118
-                name, values = name_of(weight), file.get_tensor(weight)
-                if name not in own or own[name].shape != values.shape:
-                    shape = tuple(own[name].shape) if name in own else None
-                    raise CtxextError(
-                        f"{path} holds {name} of {tuple(values.shape)}, the model has {shape}",
-                        hint="patch it with the method and options that it was trained with",
-                    )
-                with torch.no_grad():
-                    own[name].copy_(values)
-                found = True
-    return found
+def check_out(model: str | os.PathLike, out: Path, force: bool) -> None:
+    """Raise CtxextError if a patched copy of MODEL can't be written to `out`."""
+    if is_gguf(model):
+        check_overwrite(Path(os.path.abspath(out.expanduser())), force)
+    else:
+        check_target(resolve(model), out, force)

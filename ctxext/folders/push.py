@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError, UsageError, warn
-from ..files import model_files
+from ..files import model_files, read_config
 from .doctor import BACKUP, examine
-from .patch import read_config, stored_schedule
+from .load import stored_schedule
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError, UsageError, warn
-from ..files import has_weights
+from ..files import has_weights, read_config
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
 DTYPES = ("bfloat16", "float16", "float32")
@@ -159,3 +159,20 @@ def _restore_scaling(gguf: Path, config_json: Path) -> None:
     schedule = read_schedule(gguf_config(gguf))
     if schedule.method != "none":
         config_json.write_text(json.dumps(write_config(config, schedule), indent=2) + "\n")
+
+
+def is_gguf(model: str | os.PathLike) -> bool:
+    """Whether MODEL names a GGUF file."""
+    return os.fspath(model).endswith(".gguf")
+
+
+def peek(model: str | os.PathLike) -> dict[str, Any]:
+    """The config.json of MODEL; of a .gguf what its header says of the rope, its weights left alone."""
+    if not is_gguf(model):
+        return read_config(resolve(model))
+    from ..runtimes.gguf_rope import gguf_config
+
+    path = Path(model).expanduser()
+    if not path.is_file():
+        raise CtxextError(f"there is no file {path}")
+    return gguf_config(path)

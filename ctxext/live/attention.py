@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from ..config.read import digest
+from ..config.block import digest
 from ..errors import CtxextError
 from ..rope import Schedule
 from . import biases, distances, qk_norm

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from .. import methods
+from ..config.block import digest
 from ..config.families import unsupported_reason
-from ..config.messages import window_message
-from ..config.read import SCALED_LAYERS, digest, head_dim, read_rope, sliding_window
+from ..config.read import SCALED_LAYERS, head_dim, read_rope, sliding_window, window_message
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
 from ..rope.encodings import sinusoid_frequencies

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config.read import block
+from ..config.block import block
+from ..config.read import head_dim, sliding_window
 from ..config.rope_parameters import carrier
-from ..errors import CtxextError
+from ..errors import CtxextError, warn
 from ..rope import Schedule
 from .gguf_file import metadata, read_gguf, tensor
 
@@ -200,3 +201,35 @@ def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[st
 def _clean(value: float) -> float:
     """A float32 of the file as the short decimal that was meant (1e-05, not 9.999999747378752e-06)."""
     return float(f"{float(value):.8g}")
+
+
+# model_type: llama.cpp's architecture. Qwen2 is a Llama with biases on q, k and v, which llama.cpp's
+# Llama reads.
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+_RUNS_AS_LLAMA = ("qwen2",)
+
+
+def architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -> tuple[str, GgufRope]:
+    """The GGUF architecture, and the schedule in its words; CtxextError where llama.cpp would differ."""
+    model_type = config.get("model_type", "")
+    arch = ARCHITECTURES.get(model_type)
+    if arch is None:
+        raise CtxextError(
+            f"can't export {model_type} as GGUF yet, only {', '.join(ARCHITECTURES)}",
+            hint="convert it with llama.cpp's convert_hf_to_gguf.py, then `ctxext patch x.gguf --in-gguf`",
+        )
+    if config.get("hidden_act", "silu") != "silu":
+        raise CtxextError(f"llama.cpp's {arch} uses silu, this model {config['hidden_act']}")
+    if schedule.rope.dim != head_dim(config):
+        raise CtxextError(f"llama.cpp's {arch} turns whole heads, this model {schedule.rope.dim} coordinates")
+    window = sliding_window(config)
+    if window is not None and window < schedule.max_length:
+        warn(f"llama.cpp ignores the sliding window of {window} tokens: longer texts are read with full attention")
+    if model_type in _RUNS_AS_LLAMA:
+        try:
+            return arch, gguf_rope(schedule, arch, fallback)
+        except CtxextError:
+            arch = "llama"
+    return arch, gguf_rope(schedule, arch, fallback)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..config.read import ROPE_TYPES, base_rope, number, read_block, read_schedule, rope_parameters
+from ..config.block import read_block
+from ..config.read import ROPE_TYPES, base_rope, number, read_schedule, rope_parameters
 from ..config.rope_parameters import formula_scale
 from ..config.smollm3 import is_written
 from ..config.write import write_config
@@ -200,7 +201,7 @@ def _longrope(keys: Mapping[str, Any], length: int | None, original: int | None)
 
 def _gguf(config: Mapping[str, Any]) -> set[str]:
     """Whether `ctxext export` can write this as a GGUF."""
-    from ..folders.gguf_export import ARCHITECTURES, architecture
+    from .gguf_rope import ARCHITECTURES, architecture
 
     if config.get("model_type") not in ARCHITECTURES:
         return {"other family"}

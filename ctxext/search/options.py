@@ -12,7 +12,7 @@ from .. import methods
 from ..config.families import require_support
 from ..config.read import native_schedule, read_rope, read_schedule
 from ..errors import CtxextError, UsageError
-from ..folders.patch import read_config
+from ..files import read_config
 from ..folders.source import DTYPES, resolve
 from ..rope import Rope, Schedule
 from . import documents as texts

@@ -14,8 +14,10 @@ from typing import Any
 
 from .. import methods
 from ..errors import CtxextError, UsageError, warn
+from ..files import read_config
 from ..folders.adapter import fingerprint
-from ..folders.patch import check_target, default_out, load, patched_config, read_config, write_patched
+from ..folders.load import load
+from ..folders.patch import check_target, default_out, patched_config, write_patched
 from ..folders.source import display_name
 from ..rope import Schedule, target_length, unpatched
 from . import documents as texts

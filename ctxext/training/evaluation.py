@@ -19,8 +19,7 @@ from rich.markup import escape
 from .. import terminal
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS, link_or_copy, model_files
-from ..folders.patch import read_config
+from ..files import WEIGHTS, link_or_copy, model_files, read_config
 from ..rope import Schedule
 from .recipe import Recipe
 

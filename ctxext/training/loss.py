@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import CtxextError
-from ..live.decoder import answering, causal_lm, decoder_of
+from ..live.head import answering, causal_lm, decoder_of
 
 IGNORE = -100
 CHUNK = 256

@@ -26,8 +26,9 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from .. import terminal
 from ..config.write import write_config
 from ..errors import CtxextError, UsageError, warn
+from ..files import read_config
 from ..folders import adapter as adapters
-from ..folders.patch import longer_tokenizer, read_config
+from ..folders.patch import longer_tokenizer
 from ..folders.source import resolve
 from ..rope import Schedule
 from . import data, evaluation, loss

@@ -13,8 +13,9 @@ from .. import methods
 from ..config.families import require_support
 from ..config.read import read_rope
 from ..errors import CtxextError, UsageError
+from ..files import read_config
 from ..folders import adapter as adapters
-from ..folders.patch import read_config, stored_schedule
+from ..folders.load import stored_schedule
 from ..live.biases import T5Bias
 from ..live.qk_norm import QKNorm
 from ..rope import Schedule

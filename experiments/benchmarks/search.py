@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 
 from ctxext import methods
-from ctxext.cli.options import parse_settings
 from ctxext.config.read import read_schedule
 from ctxext.evals.models import TINY_TEXTS
-from ctxext.folders.patch import load, read_config
+from ctxext.files import read_config
+from ctxext.folders.load import load
 from ctxext.folders.source import resolve
+from ctxext.methods.settings import parse_settings
 from ctxext.search import documents, strategies
 from ctxext.search.evaluator import BudgetSpent, Evaluator, Problem
 from ctxext.search.fitness import Fitness

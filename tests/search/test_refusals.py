@@ -12,7 +12,9 @@ from conftest import pico_model, run
 import ctxext
 from ctxext.config.read import read_schedule
 from ctxext.errors import CtxextError, UsageError
-from ctxext.folders.patch import patch_checkpoint, read_config, stored_schedule
+from ctxext.files import read_config
+from ctxext.folders.load import stored_schedule
+from ctxext.folders.patch import patch_checkpoint
 from ctxext.folders.source import TINY
 from ctxext.search.options import Options, read_subject
 from ctxext.search.run import search

@@ -13,7 +13,8 @@ import torch
 from conftest import logits, run
 
 import ctxext
-from ctxext.folders.patch import read_config, stored_schedule
+from ctxext.files import read_config
+from ctxext.folders.load import stored_schedule
 from ctxext.folders.source import TINY
 from ctxext.search.options import Options
 from ctxext.search.run import search

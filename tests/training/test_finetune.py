@@ -184,7 +184,7 @@ def test_every_trainable_tensor_moves_on_a_bf16_base_and_no_other(text, cache, t
 
 
 def test_the_estimate_counts_what_is_trained():
-    from ctxext.folders.patch import read_config
+    from ctxext.files import read_config
     from ctxext.training.estimate import Shape, trainable_parameters
 
     shape = Shape({**read_config(TINY), "dtype": "float32"})

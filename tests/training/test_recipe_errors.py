@@ -247,7 +247,7 @@ def test_the_real_schedule_has_the_last_word(good, tmp_path, monkeypatch):
 
 def test_estimate_counts_what_peft_counts(good):
     """Exactly: 3 layers, LoRA of rank 16, embedding and norms; the numbers are those of a peft model."""
-    from ctxext.folders.patch import read_config
+    from ctxext.files import read_config
     from ctxext.folders.source import TINY
 
     shape = estimate.Shape({**read_config(TINY), "dtype": "bfloat16"})

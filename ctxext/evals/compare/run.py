@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import methods, plots, terminal, text
-from ...cli.options import parse_settings
 from ...errors import UsageError
+from ...methods.settings import parse_settings
 from .. import results
 from ..models import Subject
 from . import budget, report, summary

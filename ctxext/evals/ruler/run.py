@@ -12,8 +12,8 @@ import torch
 from transformers import StoppingCriteria
 
 from ...errors import UsageError
+from ...terminal import progress
 from ...text import bos_id, sha256
-from .. import progress
 from ..greedy import greedy
 from ..results import append_jsonl, resume_jsonl
 from ..stats import wilson

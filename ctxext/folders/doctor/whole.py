@@ -10,14 +10,14 @@ import tempfile
 from pathlib import Path
 
 from ... import methods
+from ...config.block import read_block
 from ...config.families import unsupported_reason
-from ...config.read import base_rope, read_block, read_schedule, sliding_window
+from ...config.read import base_rope, read_schedule, sliding_window
 from ...config.rope_parameters import TARGETS
 from ...config.write import write_config
 from ...errors import CtxextError
-from ...files import check_weights
+from ...files import check_weights, read_config
 from ..adapter import CONFIG, Base, seal
-from ..patch import read_config
 from ..source import resolve
 from . import Folder, check
 from .common import Found, drop_key, lengths, ours, scaled, set_keys
