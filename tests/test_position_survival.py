@@ -250,3 +250,15 @@ def test_a_rotary_embedding_per_layer_type_is_refused(method, tokens):
     with pytest.raises(CtxextError, match=r"one rotary embedding for all layers|full attention in every layer"):
         patched(method, model)
     assert torch.equal(logits(model, tokens), before)
+
+
+def test_weights_without_their_method_are_no_silent_loss(tmp_path):
+    """A folder with a learned table, patched anew by another method: loading says what would be lost."""
+    base, folder, wrong = tmp_path / "base", tmp_path / "folder", tmp_path / "wrong"
+    pico_model(num_hidden_layers=2).save_pretrained(base)
+    ctxext.patch_checkpoint(base, folder, method="t5_bias", factor=4)
+    ctxext.load(folder).save_pretrained(folder)
+    ctxext.patch_checkpoint(folder, wrong, method="drope", factor=4, existing="replace", temperature=0.1)
+    with pytest.raises(CtxextError, match="the model has None") as error:
+        ctxext.load(wrong)
+    assert "options that it was trained with" in error.value.hint

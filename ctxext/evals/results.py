@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
+from .. import __version__
 from ..errors import CtxextError, UsageError
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
+from .. import __version__
 from ..config.block import digest, read_block
 from ..config.read import rope_parameters
 from ..config.write import write_config

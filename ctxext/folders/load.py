@@ -67,18 +67,16 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
 def load_learned(model: Any, folder: Path) -> bool:
     """Give a patched live model what a folder holds of the patch's own weights; False if it holds none.
 
-    That is a bias table or norms of queries and keys. The model was made by a class of transformers, which knows
-    no such weights and left them unread. Raises CtxextError if the folder has one that the model doesn't, or one
-    of another shape.
+    That is a learned bias table. The model was made by a class of transformers, which knows no such weights and
+    left them unread. Raises CtxextError if the folder has one that the model doesn't, or one of another shape.
     """
     import torch
     from safetensors import safe_open
 
-    from ..live.biases import TABLE
-    from ..live.qk_norm import NORMS
+    from ..live.encoding import LEARNED
 
     def name_of(weight: str) -> str | None:
-        return next((weight[weight.index(name) :] for name in (TABLE, NORMS) if f"{name}." in weight), None)
+        return weight[weight.index(LEARNED) :] if f"{LEARNED}." in weight else None
 
     own = {name_of(name): parameter for name, parameter in model.named_parameters() if name_of(name)}
     found = False
