@@ -60,7 +60,7 @@ def test_alibi_of_bloom_is_the_same_but_for_a_constant_per_query():
 def test_alibi_far_out_in_bfloat16():
     """At 70,000 tokens, where bfloat16 counts in steps of 512, the nearest keys are still told apart."""
     from ctxext.live.alibi import with_coordinates
-    from ctxext.live.attention import AttentionCall
+    from ctxext.live.encoding import AttentionCall
 
     positions = torch.arange(70000)[None]
     zero = torch.zeros(1, 9, 70000, 64, dtype=torch.bfloat16)

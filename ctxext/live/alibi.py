@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..methods import alibi
-from .attention import Attended, AttentionCall
-from .encoding import runs
+from .encoding import Attended, AttentionCall, runs
 from .t5_bias import MaskedBias
 
 _FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]

@@ -24,12 +24,10 @@ from transformers import AttentionInterface
 from ..config.block import digest
 from ..errors import CtxextError
 from .cache import check_contiguous, layer_of, remember, rows_of
-from .encoding import LiveEncoding
+from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
 
 NAME = "ctxext"
-Attended = tuple[torch.Tensor, torch.Tensor | None]
-"""(batch, tokens, heads, head size), and attention weights if the backend gives any."""
 
 
 @dataclass
@@ -60,31 +58,6 @@ class Layer:
     cache_name: str
     encoding: LiveEncoding
     digest: str
-
-
-@dataclass
-class AttentionCall:
-    """One call of one layer's attention.
-
-    query, key, value: (batch, heads, tokens, head size), as transformers has them. queries, keys: their positions,
-    (rows, tokens) and (rows, slots). backend, stock: the model's own attention function. options: what it is to be
-    given beside, scaling and dropout among it.
-    """
-
-    module: nn.Module
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: Any
-    queries: torch.Tensor
-    keys: torch.Tensor
-    backend: str
-    stock: Callable
-    options: dict[str, Any]
-
-    def run(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any) -> Attended:
-        """The stock attention, with these in place of the call's own."""
-        return self.stock(self.module, query, key, value, mask, **self.options, **more)
 
 
 class _Config:

@@ -19,9 +19,8 @@ from ..methods.dual_chunk import DualChunk
 from ..methods.rerope import ReRoPE
 from ..methods.self_extend import SelfExtend
 from ..rope import Schedule
-from .attention import Attended, AttentionCall
 from .blocks import blocks, visible
-from .encoding import LiveEncoding, runs
+from .encoding import Attended, AttentionCall, LiveEncoding, runs
 from .staged_attention import attention_modules
 from .stages import find_layout, turn_keys
 

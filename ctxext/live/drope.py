@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..methods.drope import QueryTemperature
-from .attention import Attended, AttentionCall
-from .encoding import LiveEncoding, runs
+from .encoding import Attended, AttentionCall, LiveEncoding, runs
 
 
 @runs(QueryTemperature)

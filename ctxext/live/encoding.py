@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -18,15 +19,36 @@ from torch import nn
 from ..errors import CtxextError
 from ..rope import Schedule
 from ..rope.encodings import Encoding
+from .undo import Patched
 
-if TYPE_CHECKING:
-    from .attention import AttentionCall
-    from .undo import Patched
-
-LEARNED = "ctxext_bias"
-"""Where a decoder holds what its encoding learns; weights files have it under this name."""
-_KEPT = "_ctxext_learned"
+Attended = tuple[torch.Tensor, torch.Tensor | None]
+"""(batch, tokens, heads, head size), and attention weights if the backend gives any."""
 _RUNS: dict[type[Encoding], type[LiveEncoding]] = {}
+
+
+@dataclass
+class AttentionCall:
+    """One call of one layer's attention.
+
+    query, key, value: (batch, heads, tokens, head size), as transformers has them. queries, keys: their positions,
+    (rows, tokens) and (rows, slots). backend, stock: the model's own attention function. options: what it is to be
+    given beside, scaling and dropout among it.
+    """
+
+    module: nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: Any
+    queries: torch.Tensor
+    keys: torch.Tensor
+    backend: str
+    stock: Callable
+    options: dict[str, Any]
+
+    def run(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any) -> Attended:
+        """The stock attention, with these in place of the call's own."""
+        return self.stock(self.module, query, key, value, mask, **self.options, **more)
 
 
 class LiveEncoding:
@@ -44,31 +66,11 @@ class LiveEncoding:
         self.owner = owner
 
     def install(self, patched: Patched) -> None:
-        """Change what isn't attention: forwards by `patched`, modules with weights by `learn`."""
+        """Change what isn't attention: forwards by `patched`, modules with weights by `learn` (see `undo`)."""
 
-    def attend(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The attention of one layer: (batch, tokens, heads, head size), and weights if the backend gives any."""
+    def attend(self, call: AttentionCall) -> Attended:
+        """The attention of one layer, if the encoding is in attention."""
         raise NotImplementedError
-
-    def learn(self, made: nn.Module) -> None:
-        """Give the decoder `made`, or the module that it had under an equal encoding.
-
-        What was learned under a patch outlives it: the same patch, applied again, finds its weights (a temperature
-        is fitted by patching many times over).
-        """
-        # A list hides a module from the decoder's own ones while it isn't in use.
-        kept = self.owner.__dict__.get(_KEPT)
-        if kept is None or kept[0] != self.spec:
-            kept = self.owner.__dict__[_KEPT] = (self.spec, [made])
-        self.owner.add_module(LEARNED, kept[1][0].to(self.owner.get_input_embeddings().weight.device))
-
-
-def put_aside(owner: nn.Module) -> None:
-    """Take what an encoding learned out of the decoder; its weights, as they are now, are kept."""
-    kept = owner.__dict__.get(_KEPT)
-    if kept is not None and hasattr(owner, LEARNED):
-        kept[1][0] = getattr(owner, LEARNED)
-        delattr(owner, LEARNED)
 
 
 Class = TypeVar("Class", bound=type[LiveEncoding])

@@ -8,10 +8,9 @@ from torch import nn
 from ..errors import CtxextError
 from ..methods.alibi import slopes
 from ..methods.t5_bias import T5Bias
-from .attention import Attended, AttentionCall
 from .blocks import blocks, visible
-from .encoding import LEARNED, LiveEncoding, runs
-from .undo import Patched
+from .encoding import Attended, AttentionCall, LiveEncoding, runs
+from .undo import LEARNED, Patched
 
 
 class MaskedBias(LiveEncoding):
@@ -72,7 +71,7 @@ class LiveT5Bias(MaskedBias):
     """The table sits in the decoder, so that it is trained and saved with it."""
 
     def install(self, patched: Patched) -> None:
-        self.learn(T5Table(self.spec, self.owner.config.num_attention_heads))
+        patched.learn(T5Table(self.spec, self.owner.config.num_attention_heads))
 
     def added(self, distance: torch.Tensor, heads: int) -> torch.Tensor:
         return getattr(self.owner, LEARNED)(distance)

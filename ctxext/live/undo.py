@@ -8,9 +8,11 @@ from typing import Any
 from torch import nn
 
 from ..rope import Schedule
-from .encoding import put_aside
 
+LEARNED = "ctxext_bias"
+"""Where a decoder holds what its encoding learns; weights files have it under this name."""
 _STATE = "_ctxext"
+_KEPT = "_ctxext_learned"
 
 
 class _MISSING:
@@ -64,6 +66,18 @@ class Patched:
         self.windows.append((module, module.sliding_window))
         module.sliding_window = None
 
+    def learn(self, made: nn.Module) -> None:
+        """Give the decoder `made`, or the module that it had under an equal encoding.
+
+        What was learned under a patch outlives it: the same patch, applied again, finds its weights (a temperature
+        is fitted by patching many times over).
+        """
+        # A list hides a module from the decoder's own ones while it isn't in use.
+        kept = self.owner.__dict__.get(_KEPT)
+        if kept is None or kept[0] != self.schedule.encoding:
+            kept = self.owner.__dict__[_KEPT] = (self.schedule.encoding, [made])
+        self.owner.add_module(LEARNED, kept[1][0].to(self.owner.get_input_embeddings().weight.device))
+
     def config_before(self) -> dict[str, Any]:
         """The decoder's config as a dict, with the values that it had before the patch."""
         now = self.rotary.config.to_dict()
@@ -89,5 +103,9 @@ class Patched:
         for module, view in self.views.items():
             if view is not _MISSING:
                 module.config = view
-        put_aside(self.owner)
+        kept = self.owner.__dict__.get(_KEPT)
+        if kept is not None and hasattr(self.owner, LEARNED):
+            # Its weights, as they are now, are kept.
+            kept[1][0] = getattr(self.owner, LEARNED)
+            delattr(self.owner, LEARNED)
         delattr(self.owner, _STATE)
