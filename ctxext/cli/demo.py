@@ -27,13 +27,13 @@ def demo(
     json: Json = False,
 ) -> None:
     """Compare all methods on the embedded model at 2x, 4x and 8x: table, curve, passkey heatmap."""
-    from ..evals import results
+    from .. import files
 
     report = run(out, documents=documents, trials=trials)
-    results.write_json(out / "demo.json", report)
+    files.write_json(out / "demo.json", report)
     draw(report, out)
     if json:
-        print(results.dumps(report))
+        print(files.dumps(report))
         return
     _print(report)
     done = f"pictures: {out / 'perplexity.png'}, {out / 'passkey.png'}; all numbers: {out / 'demo.json'}"

@@ -79,10 +79,10 @@ def data_of(model: str, data: list[str] | None) -> list[Any]:
 
 def finish(document: dict[str, Any], out: Path | None, json: bool) -> None:
     """Write the document to `out` and print it with --json."""
-    from ..evals import results
+    from .. import files
 
     if out:
-        results.write_json(out, document)
+        files.write_json(out, document)
         terminal.say(f"written to {terminal.escape(str(out))}")
     if json:
         emit(document)
@@ -92,10 +92,10 @@ def emit(document: dict[str, Any]) -> None:
     """One JSON document on stdout, from the first process alone."""
     import os
 
-    from ..evals import results
+    from .. import files
 
     if int(os.environ.get("RANK", "0")) == 0:
-        print(results.dumps(document))
+        print(files.dumps(document))
 
 
 def identity(subject: Any) -> str:

@@ -84,7 +84,7 @@ def ppl(
     """Perplexity by length and by position, from one prefill per document."""
     only = {"bucket": bucket, "prefill": prefill, "crop": crop, "crop-stride": crop_stride, "against": against}
     _check_ppl(stride, aggregation, only)
-    from .. import plots, text
+    from .. import files, plots, text
     from ..evals import perplexity, results
     from ..evals.compare import pairs as pairing
 
@@ -130,7 +130,7 @@ def ppl(
     )
     if baseline:
         if out:
-            results.write_json(out, document)
+            files.write_json(out, document)
         document["against"] = pairing.paired(document, baseline, seed=seed)
     if not json:
         _print_ppl(document)

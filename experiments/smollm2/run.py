@@ -78,7 +78,7 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
     its long one: that is what a prefill does to the positions below 8k. It has no figure of its own for 12,288.
     """
     import ctxext
-    from ctxext import text
+    from ctxext import files, text
     from ctxext.evals import passkey, perplexity, results
     from ctxext.evals.models import load
 
@@ -106,8 +106,8 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
             document = results.result_document(
                 "SmolLM2-135M-Instruct", None, settings, done.rows, model=model, variant=label, **more
             )
-            results.write_json(path, document)
-        found.append(results.read_json(path))
+            files.write_json(path, document)
+        found.append(files.read_json(path))
     return found[0], found[1]
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import plots
+from ... import files, plots
 from ...rope import Schedule
 from ...runtimes.portability import verdicts
-from .. import plots_passkey, results
+from .. import plots_passkey
 from . import plots_schedule, summary
 from .cells import CROP
 
@@ -117,7 +117,7 @@ def page(
         "schedules": {label: schedule.to_dict() for label, schedule in schedules.items()},
         "cells": {label: document["settings"] for label, document in ppl.items()},
     }
-    body += ["<h2>Exact settings, versions and data</h2>", f"<pre>{html.escape(results.dumps(everything))}</pre>"]
+    body += ["<h2>Exact settings, versions and data</h2>", f"<pre>{html.escape(files.dumps(everything))}</pre>"]
     body.append(f"<script type=application/json id=rows>{_embedded(table)}</script>")
     title = f"<title>{html.escape(name)}: context extension</title>"
     head = f"<head><meta charset=utf-8>{title}<style>{STYLE}</style></head>"
@@ -126,4 +126,4 @@ def page(
 
 def _embedded(table: Sequence[Mapping[str, Any]]) -> str:
     """The rows as JSON that can't end its script element."""
-    return results.dumps(list(table), indent=None).replace("</", "<\\/")
+    return files.dumps(list(table), indent=None).replace("</", "<\\/")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import methods, plots, terminal, text
+from ... import files, methods, plots, terminal, text
 from ...errors import UsageError
 from ...methods.settings import parse_settings
 from .. import results
@@ -105,7 +105,7 @@ def run(
         summary.write(table, out)
         model_type = getattr(subject.model.config, "model_type", "llama")
         html = report.page(table, ppl, passkey, ruler, schedules, about, model_type)
-        (out / "report.html").write_text(html, encoding="utf-8")
+        files.write_text(out / "report.html", html)
     return {"headline": summary.headline(table), **about, "rows": table}
 
 
@@ -123,8 +123,8 @@ def _planned(
             speed = budget.measure_speed(subject.model, subject.trained_length)
             share = int(os.environ.get("WORLD_SIZE", "1"))
             fitted = budget.fit(whole, limit * share, len(variants) + 1, subject.trained_length, stride, speed)
-            results.write_json(path, fitted.to_dict())
-    return budget.Plan.from_dict(results.read_json(path))
+            files.write_json(path, fitted.to_dict())
+    return budget.Plan.from_dict(files.read_json(path))
 
 
 def show(answer: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import results
+from ... import files
 from ..perplexity import Curve, compare
 from .cells import CROP
 
@@ -114,8 +114,8 @@ def write(table: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """rows.jsonl, rows.csv, and perplexity.csv in the form of YaRN's tables: a row per model, a column per
     length."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(results.dumps(row, indent=None) + "\n" for row in table)
-    (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
+    lines = "".join(files.dumps(row, indent=None) + "\n" for row in table)
+    files.write_text(folder / "rows.jsonl", lines)
     with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
