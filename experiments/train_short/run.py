@@ -163,7 +163,8 @@ def run_all(
     """Train and measure what `out` doesn't hold; {encoding: {seed: measures}}."""
     from ctxext import files
     from ctxext.evals import results
-    from experiments.tiny.data import read_text, split_text
+    from ctxext.text import split_text
+    from experiments.tiny.data import read_text
     from experiments.tiny.pretrain import make_tokenizer
     from experiments.tiny.recipe import load_recipe
 
