@@ -1,7 +1,7 @@
 """Needles: the passkey prompt of Mohtashami and Jaggi ("Landmark Attention", 2023), which the whole field copies.
 
-The strings are here, for evaluators, training data and the search alike. `prompts` makes prompts of an exact length,
-`token_ids` hides keys in token ids.
+The strings are here, for evaluators, training data and the search alike. `prompts` makes prompts of an exact
+length, `token_ids` hides keys in token ids.
 """
 
 TASK = (
