@@ -1,8 +1,8 @@
 """Intervals: Wilson for proportions, bootstrap over documents for perplexity and for paired differences.
 
 Documents, not tokens, are resampled: the tokens of one text are far from independent, so an interval over
-tokens would be several times too narrow. By numpy alone, which the core has; scipy's Wilson interval takes no sum of
-shares, which RULER's score is.
+tokens would be several times too narrow. By numpy alone, which the core has; scipy's Wilson interval takes no sum
+of shares, which RULER's score is.
 """
 
 from __future__ import annotations
