@@ -15,7 +15,6 @@ import typer
 
 from .. import __version__, terminal
 from ..errors import CtxextError, CtxextWarning, UsageError
-from ..evals.temperature import command as fit_temperature
 from ..plots import drawable
 from . import evaluate, output, serve
 from .compare import compare
@@ -35,6 +34,7 @@ from .options import (
     method_settings,
 )
 from .search import search
+from .temperature import fit_temperature
 
 app = typer.Typer(
     name="ctxext",

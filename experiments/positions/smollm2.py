@@ -27,7 +27,7 @@ STORED = Path(__file__).parents[1] / "results" / "smollm2" / "results.json"
 
 def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str, Any]]:
     """Perplexity documents by method; those that `out` has aren't measured again."""
-    from ctxext import text
+    from ctxext import files, text
     from ctxext.evals import perplexity, results
     from ctxext.evals.models import load
 
@@ -52,9 +52,9 @@ def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str,
                 data_sha256=docs.sha256,
                 buckets=curve.buckets,
             )
-            results.write_json(path, document)
+            files.write_json(path, document)
             subject.unpatch()
-        found[method] = results.read_json(path)
+        found[method] = files.read_json(path)
     return found
 
 
@@ -83,10 +83,10 @@ def main(
     dtype: str = "bfloat16",
 ) -> None:
     """Measure and print the table."""
-    from ctxext.evals import results
+    from ctxext import files
 
     found = measure(out, methods=methods.split(","), dtype=dtype)
-    table = tables(found, results.read_json(STORED)["ppl"])
+    table = tables(found, files.read_json(STORED)["ppl"])
     (out / "tables.md").write_text(table)
     print(table)
 

@@ -78,7 +78,7 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
     its long one: that is what a prefill does to the positions below 8k. It has no figure of its own for 12,288.
     """
     import ctxext
-    from ctxext import text
+    from ctxext import files, text
     from ctxext.evals import passkey, perplexity, results
     from ctxext.evals.models import load
 
@@ -106,8 +106,8 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
             document = results.result_document(
                 "SmolLM2-135M-Instruct", None, settings, done.rows, model=model, variant=label, **more
             )
-            results.write_json(path, document)
-        found.append(results.read_json(path))
+            files.write_json(path, document)
+        found.append(files.read_json(path))
     return found[0], found[1]
 
 
@@ -132,14 +132,15 @@ def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
 def draw(ppl: dict[str, dict], passkey: dict[str, dict], out: Path) -> None:
     """The two pictures, from the documents."""
     from ctxext import plots
-    from ctxext.evals import plots_passkey, plots_relative
+    from ctxext.evals.plots import passkey_heatmap
+    from experiments.smollm2.plots import relative_curve
 
     series = {label: d["buckets"] for label, d in ppl.items() if label not in (CROP, "nope x2")}
     title = "SmolLM2-135M, no training: perplexity against cropping"
-    figure = plots_relative.relative_curve(series, ppl[CROP]["buckets"], trained_length=8192, title=title)
+    figure = relative_curve(series, ppl[CROP]["buckets"], trained_length=8192, title=title)
     plots.save(figure, out / "perplexity.png")
     panels = {label: d["results"] for label, d in passkey.items()}
-    figure = plots_passkey.passkey_heatmap(panels, trained_length=8192, title="SmolLM2-135M: passkey, no training")
+    figure = passkey_heatmap(panels, trained_length=8192, title="SmolLM2-135M: passkey, no training")
     plots.save(figure, out / "passkey.png")
 
 

@@ -16,9 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxext import plots, terminal
+from ctxext import files, plots, terminal
 from ctxext.errors import CtxextError, UsageError
-from ctxext.evals import results
 
 WHEN = ("before", "after")
 
@@ -44,11 +43,11 @@ def read_run(folder: Path) -> list[Line]:
     for when in WHEN:
         line = Line(f"{folder.name}, {when}")
         for path in sorted((folder / f"eval-{when}").glob("*.json")):
-            _add(line, results.read_json(path))
+            _add(line, files.read_json(path))
         found.append(line)
     if not any(line.buckets or line.passkeys for line in found):
         raise CtxextError(f"{folder} holds no evaluation", hint="ask for some under eval.commands in its recipe")
-    found[-1].losses = [(row["step"], row["loss"]) for row in results.read_json(log) if "loss" in row]
+    found[-1].losses = [(row["step"], row["loss"]) for row in files.read_json(log) if "loss" in row]
     return found
 
 
@@ -59,7 +58,7 @@ def read_beside(given: str) -> Line:
         raise UsageError(f"--beside {given!r} isn't LABEL=FILE")
     line = Line(label)
     for file in files.split(","):
-        document = results.read_json(Path(file))
+        document = files.read_json(Path(file))
         _add(line, document.get("control", document))
     return line
 
@@ -103,7 +102,7 @@ def _table(what: str, places: list[list[int]], cells: dict[str, list[str]]) -> s
 
 def draw(lines: list[Line], trained_length: int, title: str):
     """Perplexity by position before (dotted) and after (solid), and the training losses."""
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     runs = list(dict.fromkeys(line.label.rpartition(", ")[0] for line in lines if ", " in line.label))
     colours = dict(zip(runs, plots.COLOURS * 3, strict=False))
     with matplotlib.rc_context(plots.STYLE):
@@ -162,7 +161,7 @@ def main(
     for run in runs:
         (out / "recipes" / f"{run.name}.yaml").write_text(portable(run / "recipe.yaml"))
     (out / "tables.md").write_text(found)
-    results.write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
+    files.write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
     plots.save(draw(lines, trained_length, title), out / "tuned.png")
     print(found)
     terminal.say(f"tables, picture and resolved recipes in {terminal.escape(str(out))}")

@@ -16,8 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ctxext.errors import CtxextError, UsageError
+from ctxext.files import write_text
+from ctxext.text import split_text
 from ctxext.training.run_folder import last_checkpoint
-from experiments.tiny.data import EOS, Batches, Rows, read_text, split_text, train_tokenizer
+from experiments.tiny.data import EOS, Batches, Rows, read_text, train_tokenizer
 from experiments.tiny.recipe import PretrainRecipe, load_recipe
 
 
@@ -46,7 +48,7 @@ def make_tokenizer(recipe: PretrainRecipe, documents: dict[str, str], path: Path
     if not path.exists():
         spec = recipe.tokenizer
         core = train_tokenizer(documents, spec.vocab_size, spec.template_documents)
-        write_whole(path, core.to_str(pretty=True))
+        write_text(path, core.to_str(pretty=True))
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_file(str(path)),
         bos_token=EOS,
@@ -69,13 +71,6 @@ def plain_tokenizer_class(path: Path) -> None:
 def whole_batch(items: list[dict]) -> dict:
     """The collator: an item of `Batches` is a batch already."""
     return items[0]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write so that a kill leaves either the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
 
 
 def check_out(out: Path, described: dict, resume: bool) -> None:
@@ -117,7 +112,7 @@ def train(
     from transformers import GenerationConfig, Trainer, TrainingArguments, set_seed
 
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "recipe.json", json.dumps(described, indent=2) + "\n")
+    write_text(out / "recipe.json", json.dumps(described, indent=2) + "\n")
     tokenizer = make_tokenizer(recipe, documents, out / "tokenizer.json")
     set_seed(recipe.seed)
     opt = recipe.optimization
@@ -151,7 +146,7 @@ def train(
     checkpoint = last_checkpoint(out / "checkpoints") if resume else None
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    write_whole(out / "log.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
+    write_text(out / "log.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
     model = trainer.model.cpu().to(torch.bfloat16)
     model.config.use_cache = True  # the Trainer turns it off
     ids = {f"{name}_token_id": tokenizer.eos_token_id for name in ("bos", "eos", "pad")}

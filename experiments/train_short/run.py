@@ -161,8 +161,10 @@ def run_all(
     folder: Path, text: str, out: Path, seeds: list[int], only: list[str] | None, documents: int
 ) -> dict[str, Any]:
     """Train and measure what `out` doesn't hold; {encoding: {seed: measures}}."""
+    from ctxext import files
     from ctxext.evals import results
-    from experiments.tiny.data import read_text, split_text
+    from ctxext.text import split_text
+    from experiments.tiny.data import read_text
     from experiments.tiny.pretrain import make_tokenizer
     from experiments.tiny.recipe import load_recipe
 
@@ -190,10 +192,10 @@ def run_all(
                 terminal.say(f"measuring {name}, seed {seed}")
                 others = pieces[documents : 2 * documents]
                 document = measure(run, pieces[:documents], others, search_text, seed)
-                results.write_json(path, document | {"environment": results.environment()})
+                files.write_json(path, document | {"environment": results.environment()})
     for path in sorted((out / "cells").glob("*.json")):
         name, _, seed = path.stem.rpartition("-")
-        found.setdefault(name, {})[seed] = results.read_json(path)
+        found.setdefault(name, {})[seed] = files.read_json(path)
     return {name: found[name] for name in plan if name in found}
 
 
@@ -206,14 +208,14 @@ def main(
     documents: Annotated[int, typer.Option(help="Held-out texts of the longest length.", min=2)] = 12,
 ) -> None:
     """Train, measure, write summary.json, the table and the pictures."""
-    from ctxext.evals import results
+    from ctxext import files
     from experiments.train_short import plots as plots_train_short
 
     found = run_all(
         folder, text, out, [int(s) for s in seeds.split(",")], only.split(",") if only else None, documents
     )
     summary = plots_train_short.summarise(found)
-    results.write_json(out / "summary.json", summary)
+    files.write_json(out / "summary.json", summary)
     (out / "table.md").write_text(plots_train_short.table(summary))
     plots_train_short.draw(summary, out)
     print((out / "table.md").read_text())

@@ -87,29 +87,29 @@ def test_every_drope_run_is_a_recipe_that_parses():
 def test_docs_have_the_table_of_the_committed_results():
     from pathlib import Path
 
-    from ctxext.evals import results
+    from ctxext import files
 
     root = Path(__file__).parent.parent.parent
     names = (*smollm2_positions.REPLACED, *smollm2_positions.REGROUPED)
-    found = {n: results.read_json(root / f"experiments/results/smollm2/positions/{n}.json") for n in names}
-    table = smollm2_positions.tables(found, results.read_json(smollm2_positions.STORED)["ppl"])
+    found = {n: files.read_json(root / f"experiments/results/smollm2/positions/{n}.json") for n in names}
+    table = smollm2_positions.tables(found, files.read_json(smollm2_positions.STORED)["ppl"])
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
 
 def test_docs_have_the_table_of_the_committed_drope_report():
     from pathlib import Path
 
-    from ctxext.evals import results
+    from ctxext import files
 
     root = Path(__file__).parent.parent.parent
-    table = drope.table(results.read_json(root / "experiments/results/drope/report.json"))
+    table = drope.table(files.read_json(root / "experiments/results/drope/report.json"))
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
 
 def test_smollm2_table_stands_beside_the_stored_rows():
-    from ctxext.evals import results
+    from ctxext import files
 
     found = {"dual_chunk": {"buckets": [{"ppl": 10.0}, {"ppl": 1234.5}]}}
-    table = smollm2_positions.tables(found, results.read_json(smollm2_positions.STORED)["ppl"])
+    table = smollm2_positions.tables(found, files.read_json(smollm2_positions.STORED)["ppl"])
     assert "| yarn x2 | " in table
     assert "| `dual_chunk x2` | 10.00 | 1234 |" in table

@@ -12,10 +12,11 @@ import torch
 from transformers import StoppingCriteria
 
 from ...errors import UsageError
+from ...files import append_jsonl
 from ...terminal import progress
 from ...text import bos_id, sha256
 from ..greedy import greedy
-from ..results import append_jsonl, resume_jsonl
+from ..results import resume_jsonl
 from ..stats import wilson
 from .samples import Sample, SampleBuilder, string_match_all
 from .tasks import known_tasks

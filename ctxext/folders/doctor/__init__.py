@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CtxextError, UsageError
+from ...files import write_text
 from ..source import resolve
 
 FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "adapter_config.json")
@@ -185,13 +186,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, data: dict[str, Any]) -> None:
     """Replace one file; a link (a hub cache is full of them) is replaced, never written through."""
     backup = path.with_name(path.name + BACKUP)
-    temporary = path.with_name(f".{path.name}.ctxext-new-{os.getpid()}")
     try:
         if path.exists() and not backup.exists():
             backup.write_bytes(path.read_bytes())
-        temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_text(path, json.dumps(data, indent=2) + "\n")
     except OSError as error:
         raise CtxextError(f"can't write {path}: {error.strerror}", hint="mend a copy of the folder") from error
-    finally:
-        temporary.unlink(missing_ok=True)
