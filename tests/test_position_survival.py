@@ -38,15 +38,24 @@ def test_gradients_against_finite_differences(method, tokens):
     if method == "t5_bias":
         weights.append(model.model.ctxext_bias.table)
     ids = tokens[:, :120]
-    model(ids, labels=ids, use_cache=False).loss.backward()
+
+    def loss():
+        # The model's own loss is float32.
+        logits = model(ids, use_cache=False).logits[0, :-1]
+        assert logits.dtype == torch.float64
+        return torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+
+    loss().backward()
     for weight in weights:
-        index, step, values = (5, 2), 1e-2, []
+        # Where the gradient is largest: norms compute in float32, which blurs small differences.
+        index = divmod(int(weight.grad.abs().argmax()), weight.shape[1])
+        step, values = 1e-2, []
         with torch.no_grad():
             for sign in (1, -1):
                 weight[index] += sign * step
-                values.append(model(ids, labels=ids, use_cache=False).loss.item())
+                values.append(loss().item())
                 weight[index] -= sign * step
-        assert weight.grad[index].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3, abs=1e-7)
+        assert weight.grad[index].item() == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,7 +15,7 @@ from ..config.read import read_rope
 from ..errors import CtxextError, UsageError
 from ..files import read_config
 from ..folders import adapter as adapters
-from ..folders.load import stored_schedule
+from ..folders.load import PEFT_NOISE, base_model, stored_schedule
 from ..live.t5_bias import T5Table
 from ..rope import Schedule
 from .recipe import AdapterSpec, Recipe
@@ -61,7 +61,7 @@ def build(recipe: Recipe, folder: Path, schedule: Schedule | None) -> nn.Module:
     }
     if spec.quantize:
         options |= _four_bit()
-    model = adapters.base_model(folder, schedule, **options)
+    model = base_model(folder, schedule, **options)
     if spec.quantize:
         from peft import prepare_model_for_kbit_training
 
@@ -125,7 +125,7 @@ def add_lora(model: nn.Module, spec: AdapterSpec) -> nn.Module:
             ensure_weight_tying=tied,
         )
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=adapters.PEFT_NOISE, category=FutureWarning)
+            warnings.filterwarnings("ignore", message=PEFT_NOISE, category=FutureWarning)
             return get_peft_model(model, config)
     except ValueError as error:
         raise UsageError(f"adapter: {str(error).splitlines()[0]}") from error

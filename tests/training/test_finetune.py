@@ -9,7 +9,7 @@ from smoke import recipe, write_text
 
 import ctxext
 from ctxext.errors import CtxextError, UsageError
-from ctxext.folders import adapter as adapters
+from ctxext.folders.load import base_model
 from ctxext.folders.source import TINY
 from ctxext.training import tuning
 from ctxext.training.recipe import AdapterSpec, load_recipe
@@ -190,7 +190,7 @@ def test_the_estimate_counts_what_is_trained():
     shape = Shape({**read_config(TINY), "dtype": "float32"})
     for changes in ({}, {"embeddings": True, "norms": True}, {"dora": True, "r": 4}, {"layers": [0, 2]}):
         spec = AdapterSpec(**changes)
-        model = tuning.add_lora(adapters.base_model(TINY, None), spec)
+        model = tuning.add_lora(base_model(TINY, None), spec)
         count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert trainable_parameters(spec, shape) == count
 
