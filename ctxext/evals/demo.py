@@ -30,6 +30,7 @@ def measure(out: Path, *, documents: int, trials: int) -> dict[str, Any]:
     # A model whose encoding was replaced and not trained again is lost: docs/positions.md shows it.
     ready = [n for n, method in methods.all_methods().items() if not method.needs and not method.replaces_rope]
     rows: dict[str, list[dict]] = {"unpatched": [], CROP: [], **{name: [] for name in ready}}
+    settings: dict[str, Any] = {}
     for factor in FACTORS:
         length = trained * factor
         at_factor = [UNPATCHED]
@@ -37,6 +38,7 @@ def measure(out: Path, *, documents: int, trials: int) -> dict[str, Any]:
             at_factor += [Variant(f"{name} x{factor}", name, factor) for name in ready]
         ppl = cells.ppl(at_factor, docs, [length], bucket=trained, bos=None)
         found = cells.passkey(at_factor, [length], depths=DEPTHS, trials=trials, batch=trials)
+        settings = next(iter(ppl.values()))["settings"]
         for label in ppl:
             last = ppl[label]["buckets"][-1]
             keyed = found[label]
@@ -44,8 +46,7 @@ def measure(out: Path, *, documents: int, trials: int) -> dict[str, Any]:
             row = {"length": length, "factor": factor, "ppl": last["ppl"], "passkey": summary}
             row |= {"ppl_low": last.get("low"), "ppl_high": last.get("high"), "cells": keyed["results"]}
             rows[label.split(" x")[0]].append(row)
-    first = next(iter(ppl.values()))
-    return {"model": "tiny", "trained_length": trained, "settings": first["settings"], "rows": rows}
+    return {"model": "tiny", "trained_length": trained, "settings": settings, "rows": rows}
 
 
 def draw(report: dict[str, Any], out: Path) -> None:
