@@ -20,7 +20,7 @@ def compare(
     factor: Factor = 4.0,
     lengths: Lengths = None,
     data: Data = None,
-    suite: Annotated[str, typer.Option(help="quick, report, smollm2, or a YAML file of your own.")] = "quick",
+    suite: Annotated[str, typer.Option(help="quick, report, or a YAML file of your own.")] = "quick",
     budget: Annotated[
         str | None, typer.Option(help="Time to fit into, such as 10m; says what it drops for that.")
     ] = None,

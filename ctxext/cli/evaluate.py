@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
 from .. import terminal
 from ..errors import CtxextError, UsageError
-from ..evals import Aggregation, PresetName
+from ..evals import Aggregation, Kind, PresetName
 from . import eval_tables as tables
 from .eval_options import (
     Attention,
@@ -63,7 +63,7 @@ def _evaluation(show: Callable[[dict[str, Any]], None]) -> Callable[[Callable[..
             if "lengths" in given:
                 given["lengths"] = parse_lengths(given["lengths"])
             options = method_settings(given["method"], settings)
-            document = evaluate(model, kind=declared.__name__, method_options=options, **given)
+            document = evaluate(model, kind=cast(Kind, declared.__name__), method_options=options, **given)
             if not json:
                 show(document)
             if given["out"]:

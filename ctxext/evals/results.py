@@ -82,6 +82,7 @@ def resume_jsonl(path: str | Path | None) -> list[Any]:
     data = Path(path).read_bytes()
     end = data.rfind(b"\n") + 1
     torn, begins = data[end:], b'{"settings": "'
+    rows: list[Any] = []
     try:
         rows = read_jsonl(path)
         known = all(isinstance(row["settings"], str) for row in rows)

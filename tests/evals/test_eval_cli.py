@@ -6,8 +6,8 @@ import pytest
 from conftest import run
 
 import ctxext
-from ctxext.cli import demo
 from ctxext.cli.eval_options import parse_lengths
+from ctxext.evals import demo
 from ctxext.evals.compare import cells as compare
 from ctxext.evals.measure import default_lengths
 from ctxext.evals.models import TINY_TEXTS, load
@@ -49,8 +49,22 @@ def test_the_control_of_a_patched_folder_is_its_original(monkeypatch, capsys, tm
     assert live["control"]["rows"][0]["ppl"] < live["results"][0]["ppl"]
 
 
-def test_sliding_window_option(monkeypatch, capsys):
-    args = ("eval", "ppl", "tiny", "--lengths", "64,128", "--stride", 64, "--dtype", "float32", "--json")
+def test_sliding_window_option(monkeypatch, capsys, tmp_path):
+    (tmp_path / "short.txt").write_text(TINY_TEXTS[0].read_text()[:4000])
+    args = (
+        "eval",
+        "ppl",
+        "tiny",
+        "--data",
+        tmp_path / "short.txt",
+        "--lengths",
+        "64,128",
+        "--stride",
+        64,
+        "--dtype",
+        "float32",
+        "--json",
+    )
     code, out, err = run(monkeypatch, capsys, *args)
     assert code == 0, err
     short, long = json.loads(out)["results"]
@@ -112,7 +126,10 @@ def test_default_lengths():
 
 
 def test_demo_end_to_end(monkeypatch, capsys, tmp_path):
-    """The whole command at its smallest; a second run reads every cell back."""
+    """The whole command at its smallest, up to 4x; a second run reads every cell back."""
+    assert demo.FACTORS == (1, 2, 4, 8)
+    monkeypatch.setattr(demo, "FACTORS", (1, 2, 4))
+    monkeypatch.setattr(demo, "DEPTHS", (0.0, 1.0))
     args = ("demo", "-o", tmp_path / "d", "--documents", 2, "--trials", 1)
     code, out, err = run(monkeypatch, capsys, *args)
     assert code == 0, err
@@ -125,12 +142,11 @@ def test_demo_end_to_end(monkeypatch, capsys, tmp_path):
     assert code == 0
     assert "measuring" not in err
     report = json.loads(again)
-    assert [row["length"] for row in report["rows"]["yarn"]] == [512, 1024, 2048]
-    assert [row["length"] for row in report["rows"]["unpatched"]] == [256, 512, 1024, 2048]
+    assert [row["length"] for row in report["rows"]["yarn"]] == [512, 1024]
+    assert [row["length"] for row in report["rows"]["unpatched"]] == [256, 512, 1024]
     assert report == json.loads((tmp_path / "d" / "demo.json").read_text())
     # The textbook picture: the unpatched model falls apart, the crop control doesn't.
     assert report["rows"]["unpatched"][-1]["ppl"] > 1.5 * report["rows"]["crop control"][-1]["ppl"]
-    assert demo.FACTORS == (1, 2, 4, 8)
 
 
 def test_cells_resume_and_leave_the_model_as_it_was(tmp_path):

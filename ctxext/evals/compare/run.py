@@ -67,7 +67,7 @@ def run(
     """
     plots.matplotlib()
     rope, trained = subject.start(), subject.trained_length
-    schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants}
+    schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants if v.method}
     lengths = sorted(set(lengths))
     suite.check(lengths)
     stride = max(1, trained // 16)
@@ -101,7 +101,7 @@ def run(
         "documents": docs.names,
         "environment": results.environment(subject.model),
     }
-    if int(os.environ.get("RANK", "0")) == 0:
+    if terminal.main_process():
         summary.write(table, out)
         model_type = getattr(subject.model.config, "model_type", "llama")
         html = report.page(table, ppl, passkey, ruler, schedules, about, model_type)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from transformers import StoppingCriteria
@@ -48,7 +49,7 @@ class _AllSaid(StoppingCriteria):
     def __init__(self, tokenizer, start: int, answers: Sequence[Sequence[str]]):
         self._tokenizer, self._start, self._answers = tokenizer, start, answers
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         done = [
             string_match_all(_decode(self._tokenizer, row[self._start :].tolist()), answers) == 1
             for row, answers in zip(input_ids, self._answers, strict=True)
