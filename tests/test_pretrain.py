@@ -14,7 +14,7 @@ import pytest
 from pretraining import RECIPE, ROOT, SMALL, write_corpus
 
 from ctxext.errors import UsageError
-from experiments.tiny import pretrain
+from experiments.tiny import __main__ as pretrain
 
 
 @pytest.fixture(scope="module")

@@ -108,8 +108,8 @@ def test_learned_saved_and_loaded(adapter, tmp_path):
     """Gradients reach both; a folder or an adapter brings them back; plain transformers refuses."""
     from transformers import AutoModelForCausalLM
 
+    from ctxext.training.model import add_lora
     from ctxext.training.recipe import AdapterSpec
-    from ctxext.training.tuning import add_lora
 
     base = tmp_path / "base"
     pico_model(num_hidden_layers=2).save_pretrained(base)

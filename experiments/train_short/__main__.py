@@ -61,7 +61,7 @@ def patch_as(model: Any, spec: dict[str, Any], factor: float) -> None:
 
 def train_one(recipe_path: Path, plan: dict, name: str, text: str, out: Path, seed: int) -> Path:
     """Train one encoding with one seed, unless `out` holds it; its run folder."""
-    from experiments.tiny import pretrain
+    from experiments.tiny import __main__ as pretrain
     from experiments.tiny.recipe import load_recipe
 
     recipe, spec = load_recipe(recipe_path, [f"seed={seed}"]), plan[name]
@@ -163,8 +163,8 @@ def run_all(
     """Train and measure what `out` doesn't hold; {encoding: {seed: measures}}."""
     from ctxext import files
     from ctxext.evals import results
+    from experiments.tiny.__main__ import make_tokenizer
     from experiments.tiny.data import read_text, split_text
-    from experiments.tiny.pretrain import make_tokenizer
     from experiments.tiny.recipe import load_recipe
 
     recipe_path, plan = read_plan(folder)

@@ -34,7 +34,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def train(recipe: Path, more: list[str], text: str, out: Path) -> Path:
     """The trained model or adapter of a recipe, changed by `more`, in `out`; its evaluations are this script's."""
     from ctxext.training.recipe import load_recipe
-    from ctxext.training.run import train as run
+    from ctxext.training.trainer import train as run
 
     changes = [f"output={out}", f"data.sources.0.path={text}", "eval.commands=[]", "train.logging_steps=2", *more]
     checked = load_recipe(recipe, changes)

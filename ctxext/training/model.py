@@ -17,7 +17,6 @@ from ..files import read_config
 from ..folders import adapter as adapters
 from ..folders.load import stored_schedule
 from ..live.biases import T5Bias
-from ..live.qk_norm import QKNorm
 from ..rope import Schedule
 from .recipe import AdapterSpec, Recipe
 
@@ -102,10 +101,9 @@ def add_lora(model: nn.Module, spec: AdapterSpec) -> nn.Module:
         whole.append(next(name for name, m in model.named_modules() if m is embedding))
     if spec.norms:
         # Full names: PEFT matches by suffix, and "norm" alone would also catch whatever ends so.
-        norms = {name: m for name, m in model.named_modules() if type(m).__name__.endswith("Norm")}
-        whole += [name for name, m in norms.items() if not isinstance(m, QKNorm)]
+        whole += [name for name, m in model.named_modules() if type(m).__name__.endswith("Norm")]
     # What a patch adds is small, and of no use untrained.
-    whole += [name for name, m in model.named_modules() if isinstance(m, T5Bias | QKNorm)]
+    whole += [name for name, m in model.named_modules() if isinstance(m, T5Bias)]
     targets = spec.targets
     if spec.layers is not None and targets == "all-linear":  # PEFT takes a choice of layers with a list only
         head = model.get_output_embeddings()

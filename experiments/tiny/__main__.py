@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ctxext.errors import CtxextError, UsageError
 from ctxext.files import write_text
-from ctxext.training.run_folder import last_checkpoint
+from ctxext.training.resume import last_checkpoint
 from experiments.tiny.data import EOS, Batches, Rows, read_text, split_text, train_tokenizer
 from experiments.tiny.recipe import PretrainRecipe, load_recipe
 
