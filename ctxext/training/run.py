@@ -35,9 +35,9 @@ def train(
 ) -> dict[str, Any]:
     """Fine-tune a model by a recipe; {"out", "trained", "schedule", "tokens", "seconds", "loss", ...}, JSON-ready.
 
-    recipe: a YAML file, its content, or a checked Recipe. overrides: changes of it, `section.key=value`. resume: go
-    on from the newest whole checkpoint of an earlier, killed run of the same recipe; the weights at the end are
-    equal to those of an uninterrupted run. Called by every process of `accelerate launch` alike.
+    recipe: a YAML file, its content, or a checked Recipe. overrides: changes of it, `section.key=value`.
+    resume: go on from the newest whole checkpoint of an earlier, killed run of the same recipe; the weights at the
+    end are equal to those of an uninterrupted run. Called by every process of `accelerate launch` alike.
     Raises UsageError for mistakes in the recipe, and for a method and a layout or launch that don't go together,
     CtxextError for a missing package, a base that can't be patched, data that gives no block, a folder of another
     run, or a loss that isn't finite at the end.

@@ -50,7 +50,7 @@ def main() -> int:
 
     from ctxext.evals.passkey import passkey
     from ctxext.evals.prefix import PrefixScorer
-    from ctxext.evals.prompt_builder import PromptBuilder, make_key
+    from ctxext.needles.prompts import PromptBuilder, make_key
 
     model, tokenizer, bos = subject(options.model)
 

@@ -21,7 +21,6 @@ from ctxext import terminal
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "DroPE": ("tiny-drope-8x", []),
-    "DroPE, QK-norm": ("tiny-drope-8x", ["method.qk_norm=true"]),
     "DroPE, LoRA": ("tiny-drope-8x-lora", []),
     "DroPE, 5 x the tokens": ("tiny-drope-8x", ["train.steps=1500"]),
     "YaRN, fine-tuned": ("tiny-yarn-8x", []),

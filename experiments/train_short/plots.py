@@ -17,8 +17,6 @@ LABELS = {
     "nope": "NoPE",
     "drope": "RoPE→DroPE",
 }
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def interval(values: list[float]) -> dict[str, float]:
@@ -27,12 +25,13 @@ def interval(values: list[float]) -> dict[str, float]:
     >>> interval([1.0, 3.0])["mean"]
     2.0
     """
+    from scipy import stats
+
     mean = sum(values) / len(values)
     answer = {"mean": mean, "seeds": len(values)}
     if len(values) > 1:
-        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-        half = _T[min(len(values) - 2, len(_T) - 1)] * deviation / math.sqrt(len(values))
-        answer |= {"low": mean - half, "high": mean + half}
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        answer |= {"low": float(mean - half), "high": float(mean + half)}
     return answer
 
 

@@ -19,8 +19,8 @@ import datasets
 
 from ...errors import CtxextError, UsageError
 from ...folders.source import resolve
+from ...needles.prompts import PromptBuilder, make_key
 from ...text import bos_id, load_texts
-from ..prompt_builder import PromptBuilder, make_key
 from ..ruler.samples import SampleBuilder, string_match_all
 from ..stats import perplexity
 from ..words import embedded_text

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import CtxextError, UsageError
-from ..needles import FILLER, NEEDLE, QUESTION, TASK
-from .fitting import SENTENCES, Fitter, common_prefix
+from . import FILLER, NEEDLE, QUESTION, TASK
+from .exact_length import SENTENCES, Fitter, common_prefix
 
 REFERENCE_KEY = "12345"
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
@@ -45,13 +45,14 @@ class Distractor:
     key: str
 
 
-def _hash(*parts: object) -> int:
+def hashed(*parts: object) -> int:
+    """64 bits from a hash of `parts`: a draw that depends on nothing else."""
     return int.from_bytes(hashlib.sha256("|".join(map(str, parts)).encode()).digest()[:8], "big")
 
 
 def make_key(seed: int, length: int, depth: float, trial: int) -> str:
     """Five digits, 10000 to 99999, from a hash: independent of global random state and of other cells."""
-    return str(10000 + _hash(seed, length, f"{depth:.6f}", trial) % 90000)
+    return str(10000 + hashed(seed, length, f"{depth:.6f}", trial) % 90000)
 
 
 def make_distractors(
@@ -66,15 +67,15 @@ def make_distractors(
     if not count:
         return "", ()
     cell = (seed, length, f"{depth:.6f}", trial)
-    names = sorted(ORDINALS[: count + 1], key=lambda name: _hash(*cell, "ordinal", name))
+    names = sorted(ORDINALS[: count + 1], key=lambda name: hashed(*cell, "ordinal", name))
     taken = {make_key(seed, length, depth, trial)}
     found = []
     for name in names[1:]:
         attempt = 0
-        while (key := str(10000 + _hash(*cell, "distractor", name, attempt) % 90000)) in taken:
+        while (key := str(10000 + hashed(*cell, "distractor", name, attempt) % 90000)) in taken:
             attempt += 1
         taken.add(key)
-        found.append(Distractor(_hash(*cell, "depth", name) % 1001 / 1000, name, key))
+        found.append(Distractor(hashed(*cell, "depth", name) % 1001 / 1000, name, key))
     return names[0], tuple(found)
 
 

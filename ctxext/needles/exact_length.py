@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..needles import FILLER
+from . import FILLER
 
 SENTENCES = [sentence + "." for sentence in FILLER.rstrip(".").split(". ")]
 # Tried in this order when whole units leave a gap: filler words first, then shorter and attached ones, which

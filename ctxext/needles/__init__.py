@@ -1,7 +1,7 @@
-"""The passkey prompt of Mohtashami and Jaggi ("Landmark Attention", 2023), which the whole field copies.
+"""Needles: the passkey prompt of Mohtashami and Jaggi ("Landmark Attention", 2023), which the whole field copies.
 
-It lives in the core package because two sides need the same strings: the evaluator, which measures
-retrieval with them, and the script that trains the embedded tiny model, which must have seen the task.
+The strings are here, for evaluators, training data and the search alike. `prompts` makes prompts of an exact
+length, `token_ids` hides keys in token ids.
 """
 
 TASK = (
