@@ -14,8 +14,6 @@ from ..errors import CtxextError
 from ..needles.token_ids import hide_key
 from ..text import SUFFIXES, bos_id, load_texts
 
-OBJECTIVES = ("perplexity", "needle")
-
 
 @dataclass(frozen=True)
 class Document:
@@ -26,7 +24,7 @@ class Document:
 
 
 def read_texts(paths: Sequence[str]) -> Iterable[str]:
-    """The texts of files and folders as `ctxext eval` reads them; hub data sets and `tiny` as `ctxext train` does."""
+    """The texts of files and folders, as `ctxext eval` reads them, or of what else `ctxext train` takes."""
     from datasets import disable_progress_bars
 
     from ..training.data import read_source

@@ -97,17 +97,16 @@ def searched(run: Path, factor: float, text: Path, seed: int) -> Path:
 
     n-hat stays 0 and the long factors read everything, so that the row is one of frequencies alone.
     """
-    from ctxext.search.options import Options
-    from ctxext.search.run import search
+    from ctxext.search.run import search_factors
 
     out = run / "searched" / f"{factor:g}x"
     if not out.is_dir():
         terminal.say(f"searching the factors of {run.name} for {factor:g}x")
-        options = Options(
-            str(run / "model"),
-            factor,
-            (str(text),),
-            out,
+        search_factors(
+            run / "model",
+            factor=factor,
+            data=text,
+            out=out,
             held_out=0,
             short="none",
             start_tokens=(0,),
@@ -116,7 +115,6 @@ def searched(run: Path, factor: float, text: Path, seed: int) -> Path:
             resume=out.with_name(out.name + ".search").is_dir(),
             **SEARCH,
         )
-        search(options)
     return out
 
 
