@@ -95,7 +95,7 @@ def _print(report: dict[str, Any]) -> None:
 def draw(report: dict[str, Any], out: Path) -> None:
     """perplexity.png and passkey.png in `out`."""
     from .. import plots
-    from ..evals import plots_passkey
+    from ..evals.plots import passkey_heatmap, ppl_curve
 
     trained, rows = report["trained_length"], report["rows"]
 
@@ -110,14 +110,12 @@ def draw(report: dict[str, Any], out: Path) -> None:
     shown = [label for label in rows if label != "crop control"]
     series = {label: [{**r, "low": None} for r in curve(label)] for label in shown}
     title = f"tiny: perplexity of the last {trained} tokens, by length"
-    figure = plots.ppl_curve(series, trained_length=trained, control=curve("crop control"), title=title)
+    figure = ppl_curve(series, trained_length=trained, control=curve("crop control"), title=title)
     plots.save(figure, out / "perplexity.png")
     home_cells = rows["unpatched"][0]["cells"]
     panels = {
         label: [*([] if found[0]["factor"] == 1 else home_cells), *(cell for r in found for cell in r["cells"])]
         for label, found in rows.items()
     }
-    figure = plots_passkey.passkey_heatmap(
-        panels, trained_length=trained, title="tiny: passkey by length and depth"
-    )
+    figure = passkey_heatmap(panels, trained_length=trained, title="tiny: passkey by length and depth")
     plots.save(figure, out / "passkey.png")

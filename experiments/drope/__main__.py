@@ -161,7 +161,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Three panels: the loss after the drop, perplexity by length, the fit of c."""
     from ctxext import plots
 
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     with matplotlib.rc_context(plots.STYLE):
         figure = matplotlib.figure.Figure(figsize=(12.5, 4.2), layout="constrained")
         losses, ppl, curve = figure.subplots(1, 3)

@@ -36,7 +36,7 @@ def sweep(schedule: Schedule, hand: int) -> float:
 
 def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOWN) -> Any:
     """Rows of dials: the model as it was, at its trained length and beyond, then each method."""
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     from matplotlib.patches import Circle, Wedge
 
     trained = [(rope.trained_length - 1) * f for f in rope.inv_freq()]
@@ -113,7 +113,7 @@ def rotary_distance(rule: encodings.Distances, query: int, key: int) -> float:
 
 def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
     """The distance that keys are rotated by, against the true one, for the last query of the target length."""
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     last = round(rope.trained_length * factor) - 1
     keys = sorted({*range(last, -1, -max(1, last // 2000)), 0}, reverse=True)
     lines = [("RoPE", [last - k for k in keys]), ("Position Interpolation", [(last - k) / factor for k in keys])]
@@ -146,7 +146,7 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
 
 def biases(heads: int = 8, length: int = 160) -> Any:
     """ALiBi's lines per head, T5's buckets, and the table of sinusoids."""
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     with matplotlib.rc_context(plots.STYLE):
         figure = matplotlib.figure.Figure(figsize=(12.5, 3.9), layout="constrained")
         alibi, t5, waves = figure.subplots(1, 3)

@@ -132,14 +132,15 @@ def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
 def draw(ppl: dict[str, dict], passkey: dict[str, dict], out: Path) -> None:
     """The two pictures, from the documents."""
     from ctxext import plots
-    from ctxext.evals import plots_passkey, plots_relative
+    from ctxext.evals.plots import passkey_heatmap
+    from experiments.smollm2.plots import relative_curve
 
     series = {label: d["buckets"] for label, d in ppl.items() if label not in (CROP, "nope x2")}
     title = "SmolLM2-135M, no training: perplexity against cropping"
-    figure = plots_relative.relative_curve(series, ppl[CROP]["buckets"], trained_length=8192, title=title)
+    figure = relative_curve(series, ppl[CROP]["buckets"], trained_length=8192, title=title)
     plots.save(figure, out / "perplexity.png")
     panels = {label: d["results"] for label, d in passkey.items()}
-    figure = plots_passkey.passkey_heatmap(panels, trained_length=8192, title="SmolLM2-135M: passkey, no training")
+    figure = passkey_heatmap(panels, trained_length=8192, title="SmolLM2-135M: passkey, no training")
     plots.save(figure, out / "passkey.png")
 
 

@@ -102,7 +102,7 @@ def _table(what: str, places: list[list[int]], cells: dict[str, list[str]]) -> s
 
 def draw(lines: list[Line], trained_length: int, title: str):
     """Perplexity by position before (dotted) and after (solid), and the training losses."""
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     runs = list(dict.fromkeys(line.label.rpartition(", ")[0] for line in lines if ", " in line.label))
     colours = dict(zip(runs, plots.COLOURS * 3, strict=False))
     with matplotlib.rc_context(plots.STYLE):

@@ -140,7 +140,7 @@ def draw(summary: Mapping[str, Any], out: Path) -> None:
 
 
 def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     with matplotlib.rc_context(plots.STYLE):
         figure = matplotlib.figure.Figure(figsize=(12.5, 4.4), layout="constrained")
         axes = figure.subplots(1, 3)
@@ -197,7 +197,7 @@ def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
 
 
 def _losses(loss: Mapping[str, list]):
-    matplotlib = plots._matplotlib()
+    matplotlib = plots.matplotlib()
     with matplotlib.rc_context(plots.STYLE):
         figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
         axes = figure.subplots()

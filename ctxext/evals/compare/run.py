@@ -65,7 +65,7 @@ def run(
     CtxextError before anything is measured if the model can't be patched, a method can't be applied or there is
     too little text.
     """
-    plots._matplotlib()
+    plots.matplotlib()
     rope, trained = subject.start(), subject.trained_length
     schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants}
     lengths = sorted(set(lengths))
@@ -129,18 +129,9 @@ def _planned(
 
 def show(answer: dict[str, Any]) -> None:
     """The headline and the table, on stdout."""
-    table = answer["rows"]
     for sentence in answer["headline"]:
         terminal.say(sentence)
-    lengths = sorted({row["length"] for row in table})
-    columns = summary.table_columns(table)
-    head = ["", *(f"{name} {plots.tokens(n)}" for n in lengths for name in columns)]
-    lines = [
-        [label, *(cell[column] for cell in summary.cells(table, label) for column in columns)]
-        for label in dict.fromkeys(row["label"] for row in table)
-    ]
     terminal.print_table(
         f"{answer['model']}, trained on {answer['trained_length']:,} tokens; gain: nats per token over the {CROP}",
-        head,
-        lines,
+        *summary.grid(answer["rows"]),
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import cycle
 
-from ..plots import COLOURS, MARKERS, STYLE, Rows, _matplotlib, tokens
+from ctxext.evals.plots import Rows
+from ctxext.plots import COLOURS, MARKERS, figure, tokens
 
 
 def relative_curve(
@@ -21,10 +22,8 @@ def relative_curve(
     `series` and `control`: rows {"start", "end", "ppl"} over the same buckets. What is above the limits is drawn
     as a triangle on the edge. Below zero a method reads better than cropping does.
     """
-    matplotlib = _matplotlib()
-    with matplotlib.rc_context(STYLE):
-        figure = matplotlib.figure.Figure(figsize=(8.2, 4.2), layout="constrained", dpi=150)
-        axes = figure.add_subplot()
+    with figure(8.2, 4.2) as drawn:
+        axes = drawn.add_subplot()
         places = [(row["start"] + row["end"]) / 2 for row in control]
         low, high = limits
         for (label, rows), colour, marker in zip(series.items(), cycle(COLOURS), cycle(MARKERS), strict=False):
@@ -49,5 +48,5 @@ def relative_curve(
         axes.set_ylabel("perplexity above cropping (%)")
         if title:
             axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=12)
-        figure.legend(loc="outside right upper", fontsize=9)
-    return figure
+        drawn.legend(loc="outside right upper", fontsize=9)
+    return drawn
