@@ -28,6 +28,7 @@ from .fitness import Fitness
 from .log import Log
 from .options import Dtype, Existing, Fallback, Objective, Options, Short, Subject, long_space, read_subject
 from .parallel import World, world
+from .plots import draw
 from .report import card_section, compared
 from .space import START_TOKENS, Candidate, Space, as_params, factors_of, seeds
 
@@ -317,10 +318,8 @@ class _Search:
         # The folder stands; its papers follow. After a kill in between they are still in OUT.search.
         write_json(self.work / "report.json", report, indent=1)
         try:
-            from .plots import draw
-
             draw(self.work, report, self.subject.rope, self.factor)
-        except ImportError:
+        except CtxextError:
             warn("no pictures were drawn: pip install 'ctxext[plot]'")
         with (self.out / "README.md").open("a") as card:
             card.write(card_section(report))

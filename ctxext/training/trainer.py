@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
 
-from .. import terminal
+from .. import plots, terminal
 from ..config.write import write_config
 from ..errors import CtxextError, UsageError, warn
 from ..files import read_config, write_json
@@ -171,19 +171,13 @@ def save(
 
 def plot_loss(history: list[dict[str, Any]], path: Path) -> None:
     """The logged losses as a curve; a warning instead where matplotlib isn't installed."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        warn("no loss curve was drawn: pip install 'ctxext[plot]'")
-        return
     rows = [(row["step"], row["loss"]) for row in history if "loss" in row]
-    figure, axes = plt.subplots(figsize=(6, 3.5))
-    axes.plot(*zip(*rows, strict=True), color="#0072b2") if rows else None
-    axes.set(xlabel="step", ylabel="training loss, nats per token", title=path.parent.name)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    try:
+        with plots.figure(6, 3.5) as figure:
+            axes = figure.add_subplot()
+            if rows:
+                axes.plot(*zip(*rows, strict=True), color=plots.COLOURS[0])
+            axes.set(xlabel="step", ylabel="training loss, nats per token", title=path.parent.name)
+        plots.save(figure, path)
+    except CtxextError:
+        warn("no loss curve was drawn: pip install 'ctxext[plot]'")

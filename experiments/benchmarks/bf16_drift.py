@@ -1,6 +1,6 @@
 """What changes of stage do to a bfloat16 model: error after 1, 4, 16 and 64 of them.
 
-    python experiments/benchmarks/bf16_drift.py [-o FILE]
+    python -m experiments.benchmarks.bf16_drift [-o FILE]
 
 Two views. *Keys*: random bfloat16 keys, turned from stage to stage, against one turn in float64: why a cache in
 16 bits keeps keys as they were made and turns those. A turn rounds each coordinate once, by at most 2^-8 of it,

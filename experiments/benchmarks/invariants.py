@@ -1,6 +1,6 @@
 """The invariants matrix as a table: how far two ways of feeding the same text are apart, staged and stock.
 
-    python experiments/benchmarks/invariants.py [--encodings] [-o FILE]      prints Markdown
+    python -m experiments.benchmarks.invariants [--encodings] [-o FILE]      prints Markdown
 
 Runs the rows of tests/feeding.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed); with
 --encodings on the methods of tests/encoded_models.py, with 2 layers as there.

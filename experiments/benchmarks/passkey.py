@@ -1,6 +1,6 @@
 """CPU time of an 11-depth row of passkey prompts with a shared prefix, against a prefill for each prompt.
 
-    python experiments/benchmarks/passkey.py [--tokens 1024] [--trials 3] [--model MODEL] [--repeat 3]
+    python -m experiments.benchmarks.passkey [--tokens 1024] [--trials 3] [--model MODEL] [--repeat 3]
 
 Same prompts, same model, alternating in one process; medians of the ratios. Without --model a random Llama with
 the width of a 135M model and a quarter of its layers. The more keys per depth, the more is shared: one key per
@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 
-from random_llama import random_llama
+from experiments.benchmarks.random_llama import random_llama
 
 DEPTHS = [i / 10 for i in range(11)]
 TARGET = 0.6

@@ -1,6 +1,6 @@
 """Peak memory and CPU time of scoring one long text: ctxext against lm-eval's HFLM and `model(ids, labels=ids)`.
 
-    python experiments/benchmarks/perplexity.py [--tokens 8192,16384] [--vocabulary 49152] [--repeat 1]
+    python -m experiments.benchmarks.perplexity [--tokens 8192,16384] [--vocabulary 49152] [--repeat 1]
 
 Same random Llama (hidden 64, 2 layers: what is compared is the logits), same tokens, one run, each way in a
 process of its own. Memory is the peak resident set above what was resident before the pass, after a warm-up on 64
@@ -18,8 +18,8 @@ import subprocess
 import sys
 import time
 
-import peak_memory
-from random_llama import random_llama
+from experiments.benchmarks import peak_memory
+from experiments.benchmarks.random_llama import random_llama
 
 WAYS = ("prefix_curve", "stock loss", "lm-eval")
 MEMORY, CPU, NLL = 30, 0.6, 1e-5
@@ -77,7 +77,8 @@ def compare(tokens: int, vocabulary: int, repeat: int) -> bool:
     for way in WAYS:
         command = [
             sys.executable,
-            __file__,
+            "-m",
+            "experiments.benchmarks.perplexity",
             "--way",
             way,
             "--tokens",

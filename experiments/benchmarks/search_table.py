@@ -1,7 +1,7 @@
 """What are searched factors worth? Beside PI, NTK, YaRN and cropping, on text and passkeys that no search saw.
 
-    python experiments/benchmarks/search_table.py -o FOLDER
-    python experiments/benchmarks/search_table.py -o FOLDER --tuned KJV.whl
+    python -m experiments.benchmarks.search_table -o FOLDER
+    python -m experiments.benchmarks.search_table -o FOLDER --tuned KJV.whl
 
 Rows: perplexity of the last 256 tokens of held-out texts and passkeys found, at 4 and 8 times the trained length;
 then the paper's two ablations, start tokens (n-hat) and factors searched again for the trained length; then how
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from search import Bench
 
 from ctxext import methods
 from ctxext.evals.compare.cells import CROP, UNPATCHED, Cells, Variant
@@ -28,6 +27,7 @@ from ctxext.search.evaluator import Evaluator, Problem
 from ctxext.search.space import Candidate, Space, factors_of
 from ctxext.search.strategies import get
 from ctxext.text import TokenDocuments
+from experiments.benchmarks.search import Bench
 
 DEPTHS, TRIALS, TRAINED = (0.0, 0.25, 0.5, 0.75, 1.0), 8, 256
 PLAIN_N = (0, 4, 16, 64, 128)
@@ -146,7 +146,7 @@ def ranks(a: np.ndarray, b: np.ndarray) -> float:
 def tune(name: str, factor: int, params: dict, text: str, folder: Path) -> Path:
     """The adapter of recipes/tiny-yarn-8x.yaml with another method, factor and target."""
     from ctxext.training.recipe import load_recipe
-    from ctxext.training.trainer import train
+    from ctxext.training.run import train
 
     out = folder / f"tuned-{name}"
     if not (out / "adapter" / "config.json").is_file():

@@ -1,6 +1,6 @@
 """What exact dynamic scaling costs: a staged schedule against static YaRN, on the same model in one run.
 
-    python experiments/benchmarks/staged_attention.py [--pairs 7] [--dtype float32] [-o FILE]
+    python -m experiments.benchmarks.staged_attention [--pairs 7] [--dtype float32] [-o FILE]
 
     decode   one step with 4k and 16k tokens in the cache (the stage stays the same, as in all but one step in g)
     change   a step that enters a new stage, so that all cached keys are turned; and that spread over a stage
@@ -22,9 +22,9 @@ import time
 from dataclasses import replace
 
 import torch
-from random_llama import random_llama
 
 import ctxext
+from experiments.benchmarks.random_llama import random_llama
 
 TRAINED, FACTOR, STAGE = 2048, 8, 256
 

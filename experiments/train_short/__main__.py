@@ -1,6 +1,6 @@
 """Train short, test long: one small Llama per position encoding, tested on up to eight times its trained length.
 
-    python -m experiments.train_short.run recipes/train-short-test-long --text PATH --out DIR [--seeds 1,2,3]
+    python -m experiments.train_short recipes/train-short-test-long --text PATH --out DIR [--seeds 1,2,3]
 
 Every model is trained by the same recipe (model.yaml) from the same seed on the same batches; encodings.yaml
 says what is patched before the first step. A run that was killed goes on from its last checkpoint, and what DIR

@@ -1,4 +1,4 @@
-"""Table and figures of `train_short.py`, from its JSON alone: means over seeds, with intervals."""
+"""Table and figures of this study, from its JSON alone: means over seeds, with intervals."""
 
 from __future__ import annotations
 
@@ -140,9 +140,7 @@ def draw(summary: Mapping[str, Any], out: Path) -> None:
 
 
 def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 4.4), layout="constrained")
+    with plots.figure(12.5, 4.4) as figure:
         axes = figure.subplots(1, 3)
         shown = (
             ("ppl", "perplexity of the last 64 tokens"),
@@ -197,9 +195,7 @@ def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
 
 
 def _losses(loss: Mapping[str, list]):
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
+    with plots.figure(8, 4.2) as figure:
         axes = figure.subplots()
         for i, (label, rows) in enumerate(loss.items()):
             colour = plots.COLOURS[i % len(plots.COLOURS)]

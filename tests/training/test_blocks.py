@@ -89,11 +89,14 @@ def test_what_can_not_be_read_says_so(tokenizer, sources, tmp_path):
 
 
 def test_bos_begins_a_document_where_the_tokenizer_adds_one():
+    from transformers import BatchEncoding
+
     class WithBos:
         bos_token_id, eos_token_id = 1, 2
 
         def __call__(self, text, add_special_tokens, verbose=True):
-            return {"input_ids": ([1] if add_special_tokens else []) + [ord(c) for c in text]}
+            ids = ([1] if add_special_tokens else []) + [ord(c) for c in text]
+            return BatchEncoding({"input_ids": ids})
 
     assert data.encoder(WithBos())("ab") == [1, 97, 98, 2]
 
