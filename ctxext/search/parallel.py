@@ -33,7 +33,7 @@ class World:
             share: Any = function(items[first:last]) if first < last else []
         except Exception as error:
             share = error
-        shares = [None] * self.size
+        shares: list[Any] = [None] * self.size
         distributed.all_gather_object(shares, share)
         for part in shares:
             if isinstance(part, Exception):

@@ -172,7 +172,7 @@ class _Search:
 
     def _load(self) -> Any:
         import torch
-        from torch.distributed import get_node_local_rank
+        from torch.distributed.distributed_c10d import get_node_local_rank
 
         options = self.options
         model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)

@@ -76,7 +76,7 @@ def read_source(source: Source, spec: DataSpec) -> Any:
                 # When they were written is part of what the cache of `datasets` knows them by.
                 stamps = [file.stat().st_mtime_ns for file in files]
                 given = {"files": names, "stamps": stamps}
-                return Dataset.from_generator(_texts, gen_kwargs=given, cache_dir=spec.cache)
+                return Dataset.from_generator(_texts, gen_kwargs=given, cache_dir=spec.cache)  # pyright: ignore[reportArgumentType]
             if builder == "text":
                 options["sample_by"], column = "document", "text"
             loaded = load_dataset(builder, data_files=names, split="train", **options)
@@ -108,8 +108,8 @@ def _files(path: Path, leave_out: list[str]) -> tuple[list[Path], str]:
     found = sorted(p for p in path.rglob("*") if p.suffix in BUILDERS) if path.is_dir() else [path]
     kept = _kept([f.name for f in found], leave_out, f"no file of {path}")
     files = [f for f in found if f.name in kept]
-    kinds = {BUILDERS.get(f.suffix) for f in files}
-    if len(kinds) != 1 or None in kinds:
+    kinds = {BUILDERS.get(f.suffix, "") for f in files}
+    if len(kinds) != 1 or "" in kinds:
         what = "files of several kinds" if len(kinds) > 1 else "no .txt, .jsonl or .parquet file"
         raise UsageError(f"{path}: {what}", hint="give each kind as a source of its own")
     return files, kinds.pop()

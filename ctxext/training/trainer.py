@@ -103,9 +103,9 @@ class RecipeTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         ratio = self.recipe.adapter.loraplus_ratio
         if self.optimizer is None and ratio:
-            made, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-            decay = self.args.weight_decay
-            groups = loraplus_groups(model or self.model, self.args.learning_rate, ratio, decay)
+            trained: Any = model or self.model
+            made, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
+            groups = loraplus_groups(trained, self.args.learning_rate, ratio, self.args.weight_decay)
             self.optimizer = made(groups, **options)
         return super().create_optimizer(model)
 

@@ -152,12 +152,14 @@ def _validate(model: type[R], content: dict[str, Any]) -> tuple[R, list[Problem]
     for name, field in model.model_fields.items():
         if name in {p.key[0] for p in problems if p.key}:
             continue
-        value = content.get(name, field.get_default(call_default_factory=True))
-        valid[name] = value if name not in content else TypeAdapter(field.annotation).validate_python(value)
+        if name in content:
+            valid[name] = TypeAdapter(field.rebuild_annotation()).validate_python(content[name])
+        else:
+            valid[name] = field.get_default(call_default_factory=True)
     return model.model_construct(**valid), problems
 
 
-def _explain(model: type[BaseModel], error: dict[str, Any]) -> str:
+def _explain(model: type[BaseModel], error: Mapping[str, Any]) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return "unknown key, " + nearest(str(error["loc"][-1]), _fields_at(model, error["loc"][:-1]))

@@ -102,7 +102,7 @@ class Bench:
         bests = []
 
         def note(record: dict) -> None:
-            if evaluator.best and (not bests or bests[-1][1] != evaluator.best):
+            if evaluator.history and (not bests or bests[-1][1] != evaluator.best):
                 bests.append((record["tokens"], evaluator.best, evaluator.best_loss))
 
         evaluator.on_value = note

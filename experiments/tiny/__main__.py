@@ -13,13 +13,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ctxext import terminal
 from ctxext.errors import CtxextError, UsageError
-from ctxext.files import write_text
+from ctxext.files import write_json, write_text
 from ctxext.training.resume import last_checkpoint
 from experiments.tiny.data import EOS, Batches, Rows, read_text, split_text, train_tokenizer
 from experiments.tiny.recipe import PretrainRecipe, load_recipe
@@ -67,7 +67,7 @@ def plain_tokenizer_class(path: Path) -> None:
     for key in ("backend", "is_local", "local_files_only"):
         config.pop(key, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    write_json(path, config)
 
 
 def whole_batch(items: list[dict]) -> dict:
@@ -114,7 +114,7 @@ def train(
     from transformers import GenerationConfig, Trainer, TrainingArguments, set_seed
 
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "recipe.json", json.dumps(described, indent=2) + "\n")
+    write_json(out / "recipe.json", described)
     tokenizer = make_tokenizer(recipe, documents, out / "tokenizer.json")
     set_seed(recipe.seed)
     opt = recipe.optimization
@@ -143,13 +143,13 @@ def train(
     except (TypeError, ValueError) as error:
         raise UsageError(f"optimization.trainer: {error}") from error
     model = build(recipe, tokenizer)
-    batches = Batches(recipe, Rows(tokenizer, documents))
+    batches: Any = Batches(recipe, Rows(tokenizer, documents))
     trainer = Trainer(model=model, args=args, train_dataset=batches, data_collator=whole_batch)
     checkpoint = last_checkpoint(out / "checkpoints") if resume else None
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    write_text(out / "log.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
-    model = trainer.model.cpu().to(torch.bfloat16)
+    write_json(out / "log.json", trainer.state.log_history, indent=1)
+    model.to("cpu", torch.bfloat16)
     model.config.use_cache = True  # the Trainer turns it off
     ids = {f"{name}_token_id": tokenizer.eos_token_id for name in ("bos", "eos", "pad")}
     model.generation_config = GenerationConfig(**ids)

@@ -8,31 +8,13 @@ import pytest
 import torch
 from conftest import logits, pico_model, run
 from safetensors.torch import load_file
-from smoke import RECIPES, recipe, write_text
+from smoke import RECIPES, recipe
 
 import ctxext
 from ctxext.errors import CtxextError
 from ctxext.folders import adapter as adapters
 from ctxext.folders.source import TINY
 from ctxext.training.run import train
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def adapter(text, cache, tmp_path_factory):
-    """A run of 8 steps with everything trainable that can be, and what it answered."""
-    out = tmp_path_factory.mktemp("run") / "out"
-    return out, train(recipe(out, text, cache))
-
 
 # ---------------------------------------------------------------- adapters
 

@@ -11,7 +11,7 @@ from conftest import pico_model
 
 from ctxext.errors import CtxextError, UsageError
 from ctxext.folders.source import TINY
-from ctxext.training import data
+from ctxext.training import data, passkeys
 from ctxext.training.positions import draw, flatten
 from ctxext.training.recipe import DataSpec, PositionSpec
 from ctxext.training.sequences import Blocks, Stream, Windows, collate, make_item
@@ -194,8 +194,9 @@ def test_length_of_a_dataset_is_that_of_the_run():
     assert len(Blocks(rows, Windows(PositionSpec(), 4, 4, 0), 50)) == 50
 
 
-def test_passkey_documents_as_a_source(tokenizer, tmp_path):
+def test_passkey_documents_as_a_source(tokenizer, tmp_path, monkeypatch):
     """Each holds its key twice, in the needle and as the answer; they mix with text."""
+    monkeypatch.setattr(passkeys, "COUNT", 300)
     made = blocks(tokenizer, tmp_path, {"path": "passkey"}, size=128)
     for row in list(made)[:50]:
         text = tokenizer.decode(row["input_ids"])

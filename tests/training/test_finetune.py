@@ -1,11 +1,12 @@
 """Whole runs on the embedded model: what they leave, refuse and evaluate, and which tensors move."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import pico_model
-from smoke import recipe, write_text
+from conftest import pico_model, run
+from smoke import recipe
 
 import ctxext
 from ctxext.errors import CtxextError, UsageError
@@ -15,24 +16,6 @@ from ctxext.training.model import add_lora, loraplus_groups
 from ctxext.training.model import build as build_model
 from ctxext.training.recipe import AdapterSpec, load_recipe
 from ctxext.training.run import train
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def adapter(text, cache, tmp_path_factory):
-    """A run of 8 steps with everything trainable that can be, and what it answered."""
-    out = tmp_path_factory.mktemp("run") / "out"
-    return out, train(recipe(out, text, cache))
-
 
 # ---------------------------------------------------------------- a run
 
@@ -85,9 +68,15 @@ def test_what_needs_a_gpu_says_so(text, cache, tmp_path, change):
         train(recipe(tmp_path / "out", text, cache, "train.activation_checkpointing=true", change))
 
 
-def test_a_failed_evaluation_is_measured_again_on_resume(text, cache, tmp_path):
-    """Answers count when all commands have given theirs."""
+def test_a_failed_evaluation_is_measured_again_on_resume(text, cache, tmp_path, monkeypatch, capsys):
+    """Answers count when all commands have given theirs. They run in this process; the next test starts some."""
     from ctxext.training import eval_commands
+
+    def here(line, **options):
+        code, printed, err = run(monkeypatch, capsys, *line[3:])
+        return SimpleNamespace(returncode=code, stdout=printed, stderr=err)
+
+    monkeypatch.setattr(eval_commands, "subprocess", SimpleNamespace(run=here))
 
     good, bad = "passkey --lengths 128 --depths 1 --trials 1", "passkey --lengths never"
     out = tmp_path / "out"
