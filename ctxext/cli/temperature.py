@@ -8,7 +8,7 @@ import typer
 
 from .. import terminal
 from ..errors import UsageError
-from .eval_options import Data, ModelDtype, Out, data_of, finish
+from .eval_options import Data, ModelDtype, Out, emit
 from .options import Json, Model, Set, method_settings
 
 
@@ -25,9 +25,9 @@ def fit_temperature(
     json: Json = False,
 ) -> None:
     """Fit the temperature c of queries beyond the trained length, 1 + c ln(n / L), on held-out text."""
-    from .. import text
+    from .. import files, text
     from ..evals import results
-    from ..evals.models import load
+    from ..evals.models import load, texts_for
     from ..evals.temperature import GRID, fit
 
     try:
@@ -36,7 +36,7 @@ def fit_temperature(
         raise UsageError(
             f"--grid {grid!r} is not a list of numbers", hint="for example --grid 0,0.1,0.2"
         ) from None
-    paths = data_of(model, data)
+    paths = texts_for(model, data)
     subject = load(model, dtype=dtype)
     length = round(subject.trained_length * factor)
     docs = text.documents(paths, subject.tokenizer, length, documents)
@@ -46,8 +46,12 @@ def fit_temperature(
     document = results.result_document(
         subject.name, None, more, found["curve"], model=subject.model, data_sha256=docs.sha256, **found
     )
-    finish(document, out, json)
-    if not json:
+    if out:
+        files.write_json(out, document)
+        terminal.say(f"written to {terminal.escape(str(out))}")
+    if json:
+        emit(document)
+    else:
         rows = [(f"{row['temperature']:.3g}", f"{row['nll']:.4f}", f"{row['ppl']:.2f}") for row in found["curve"]]
         title = f"{subject.name}, {method}: loss of tokens {subject.trained_length:,} to {length:,} by temperature"
         terminal.print_table(title, ("c", "nats per token", "perplexity"), rows, left=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 from ..errors import UsageError
 from ..plots import COLOURS, MARKERS, figure, tokens
@@ -282,3 +283,16 @@ def _some(stages):
     """Four of many stages, the last among them."""
     last = len(stages) - 1
     return [stages[round(last * share)] for share in (0, 1 / 3, 2 / 3, 1)]
+
+
+def document_figure(document: Mapping[str, Any]):
+    """The figure of a result document of `measure.evaluate`: of perplexity, or of passkeys."""
+    label = document["schedule"]["method"] if document["schedule"] else "unpatched"
+    options = {"trained_length": document["settings"]["trained_length"], "title": document["model"]}
+    control = document.get("control", {})
+    if document["settings"]["measure"] == "passkey":
+        panels = {label: document["results"]} | ({"crop control": control["rows"]} if control else {})
+        return passkey_heatmap(panels, **options)
+    if "buckets" in document:
+        return bucket_curve({label: document["buckets"]}, control=control.get("buckets"), **options)
+    return ppl_curve({label: document["results"]}, **options)
