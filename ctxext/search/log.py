@@ -89,6 +89,7 @@ class Log:
         """Append one line; after a kill it is there whole or not at all."""
         if self.path is None:
             return
+        json.dumps(record, allow_nan=False)  # raises: what is no number would be written as null
         if self.header is not None:
             append_jsonl(self.path, self.header)
             self.header = None

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxext import files, plots, terminal
+from ctxext import plots, terminal
 from ctxext.errors import CtxextError, UsageError
+from ctxext.files import read_json, write_json
 
 WHEN = ("before", "after")
 
@@ -43,11 +44,11 @@ def read_run(folder: Path) -> list[Line]:
     for when in WHEN:
         line = Line(f"{folder.name}, {when}")
         for path in sorted((folder / f"eval-{when}").glob("*.json")):
-            _add(line, files.read_json(path))
+            _add(line, read_json(path))
         found.append(line)
     if not any(line.buckets or line.passkeys for line in found):
         raise CtxextError(f"{folder} holds no evaluation", hint="ask for some under eval.commands in its recipe")
-    found[-1].losses = [(row["step"], row["loss"]) for row in files.read_json(log) if "loss" in row]
+    found[-1].losses = [(row["step"], row["loss"]) for row in read_json(log) if "loss" in row]
     return found
 
 
@@ -58,7 +59,7 @@ def read_beside(given: str) -> Line:
         raise UsageError(f"--beside {given!r} isn't LABEL=FILE")
     line = Line(label)
     for file in files.split(","):
-        document = files.read_json(Path(file))
+        document = read_json(Path(file))
         _add(line, document.get("control", document))
     return line
 
@@ -162,7 +163,7 @@ def main(
     for run in runs:
         (out / "recipes" / f"{run.name}.yaml").write_text(portable(run / "recipe.yaml"))
     (out / "tables.md").write_text(found)
-    files.write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
+    write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
     plots.save(draw(lines, trained_length, title), out / "tuned.png")
     print(found)
     terminal.say(f"tables, picture and resolved recipes in {terminal.escape(str(out))}")
