@@ -21,6 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,7 +72,8 @@ def random_model(family: str):
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
     sizes |= {"intermediate_size": 160, "vocab_size": 128, "max_position_embeddings": 64, "head_dim": 32}
-    config = CONFIG_MAPPING[family](**sizes, initializer_range=0.15, pad_token_id=0)
+    more: dict[str, Any] = {"initializer_range": 0.15, "pad_token_id": 0}
+    config = CONFIG_MAPPING[family](**sizes, **more)
     config.sliding_window = None
     model = AutoModelForCausalLM.from_config(config).eval()
     for name, tensor in model.named_parameters():

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
 from experiments.benchmarks import peak_memory
 from experiments.benchmarks.random_llama import random_llama
@@ -44,14 +45,16 @@ def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
     model = random_llama(64, 2, 4, vocabulary, tokens)
     ids = [1, *torch.randint(3, vocabulary, (tokens - 1,)).tolist()]
 
+    harness: Any = None
     if way == "lm-eval":
         import logging
 
         from lm_eval.models.huggingface import HFLM
 
         logging.disable(logging.WARNING)
-        options = {"max_length": tokens, "batch_size": 1, "softmax_dtype": "float32", "add_bos_token": False}
-        harness = HFLM(pretrained=model, tokenizer=tokenizer_of(vocabulary), **options)
+        options: dict[str, Any] = {"max_length": tokens, "batch_size": 1, "add_bos_token": False}
+        options |= {"softmax_dtype": "float32", "pretrained": model, "tokenizer": tokenizer_of(vocabulary)}
+        harness = HFLM(**options)
 
     def score(sequence: list[int]) -> float:
         if way == "prefix_curve":

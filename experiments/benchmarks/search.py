@@ -147,7 +147,9 @@ def compare(runs: list[dict]) -> list[dict]:
         evolution, end = next(same, None), run["trace"][-1]
         row = {k: run[k] for k in ("strategy", "fold", "tokens", "full_evaluations", "start_tokens")}
         row |= {"search": end["search"], "held_out": end["held_out"]}
-        for key in ("search", "held_out") if evolution else ():
+        for key in ("search", "held_out"):
+            if evolution is None:
+                continue
             goal = evolution["trace"][-1][key]
             took = None if goal is None else reached(run, key, goal)
             row |= {f"to_reach_{key}": took, f"share_{key}": took and took / evolution["tokens"]}

@@ -114,9 +114,9 @@ def main() -> None:
         found[f"step that changes stage at {length}"] = row
     ids = torch.randint(0, 4096, (1, TRAINED + 8 * STAGE), generator=torch.Generator().manual_seed(0))
     for cached in (False, True):
-        works = [lambda m=m, c=cached: m.model(ids, use_cache=c) for m in (staged, static)]
+        ours, theirs = (lambda m=m, c=cached: m.model(ids, use_cache=c) for m in (staged, static))
         found[f"prefill of {ids.shape[1]} across 8 stages, {'with' if cached else 'no'} cache"] = paired(
-            *works, args.pairs
+            ours, theirs, args.pairs
         )
     caches = [filled(m, ids.shape[1]) for m in (staged, static)]
     found["cache memory"] = {"ratio": size(caches[0]) / size(caches[1])}

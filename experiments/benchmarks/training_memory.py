@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 from experiments.benchmarks import peak_memory
 from experiments.benchmarks.random_llama import random_llama
@@ -51,7 +52,7 @@ def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, flo
             use_cpu=True,
             remove_unused_columns=False,
         )
-        items = [{"input_ids": row, "labels": row} for row in rows]
+        items: Any = [{"input_ids": row, "labels": row} for row in rows]
         trainer = Trainer(model=model, args=args, train_dataset=items, data_collator=collate)
         baseline, cpu, wall = peak_memory.start(), time.process_time(), time.perf_counter()
         trainer.train()

@@ -105,8 +105,12 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
 
 
+def _rotary(model: Any) -> Any:
+    return patching.find_decoder(model).rotary_emb
+
+
 def _patched(model: Any, ids: torch.Tensor, before: torch.Tensor) -> dict[str, Any]:
-    size = len(table_of(patching.find_decoder(model).rotary_emb)[0])
+    size = len(table_of(_rotary(model))[0])
     noise = (logits(model, ids) - before).abs().max().item()
     assert noise == 0, f"its forward isn't deterministic: {noise:.1e} between two calls"
     changed, passed = {}, []
@@ -135,7 +139,7 @@ def _patched(model: Any, ids: torch.Tensor, before: torch.Tensor) -> dict[str, A
 
 def _stretched(model: Any, ids: torch.Tensor) -> float:
     """Largest difference between PI and what knows nothing of ctxext (see above)."""
-    if is_nested(patching.find_decoder(model).rotary_emb):
+    if is_nested(_rotary(model)):
         return _by_hand(model, ids)
     short = ids[:, :TRAINED]
     want = logits(model, short)

@@ -119,6 +119,7 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
     variants = (("self_extend", {}), ("rerope", {}), ("rerope", {"step": 2 * factor}), ("dual_chunk", {}))
     for name, options in variants:
         rule = methods.schedule(rope, name, factor, **options).distances
+        assert rule is not None, name
         label = "Leaky ReRoPE" if options else methods.get(name).title
         lines.append((label, [rotary_distance(rule, last, k) for k in keys]))
     with plots.figure(8, 4.6) as figure:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
+from ctxext.evals import Dtype
 from experiments.smollm2 import material
 from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
 
@@ -26,7 +27,7 @@ BESIDE = ("unpatched", "crop control", "yarn x2", "ntk x2", "dynamic_yarn x2", "
 STORED = Path(__file__).parents[1] / "results" / "smollm2" / "results.json"
 
 
-def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str, Any]]:
+def measure(out: Path, *, methods: list[str], dtype: Dtype) -> dict[str, dict[str, Any]]:
     """Perplexity documents by method; those that `out` has aren't measured again."""
     from ctxext import files, text
     from ctxext.evals import perplexity, results
@@ -80,7 +81,7 @@ def tables(found: dict[str, dict], stored: dict[str, dict]) -> str:
 def main(
     out: Annotated[Path, typer.Option("-o", "--out")] = Path("out/smollm2-positions"),
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join((*REPLACED, *REGROUPED)),
-    dtype: str = "bfloat16",
+    dtype: Dtype = "bfloat16",
 ) -> None:
     """Measure and print the table."""
     from ctxext import files

@@ -48,7 +48,8 @@ def read_run(folder: Path) -> list[Line]:
         found.append(line)
     if not any(line.buckets or line.passkeys for line in found):
         raise CtxextError(f"{folder} holds no evaluation", hint="ask for some under eval.commands in its recipe")
-    found[-1].losses = [(row["step"], row["loss"]) for row in read_json(log) if "loss" in row]
+    history: Any = read_json(log)
+    found[-1].losses = [(row["step"], row["loss"]) for row in history if "loss" in row]
     return found
 
 

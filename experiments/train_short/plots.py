@@ -42,10 +42,10 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     series: dict[str, dict[str, list]] = {}
     loss, temperatures = {}, {}
-    trained = 0
+    trained, environment = 0, {}
     for name, seeds in found.items():
         runs = list(seeds.values())
-        trained = runs[0]["trained_length"]
+        trained, environment = runs[0]["trained_length"], runs[0].get("environment", {})
         label = LABELS.get(name, name)
         loss[label] = [
             {"step": steps[0][0], **interval([s[1] for s in steps])}
@@ -68,7 +68,6 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                         point = {k: math.exp(v) if k != "seeds" else v for k, v in point.items()}
                     points.append({"length": row["length"], **point})
                 series[shown][measure] = points
-    environment = runs[0].get("environment", {})
     return {
         "trained_length": trained,
         "series": series,
