@@ -12,15 +12,14 @@ reading the text in one forward, and static NTK, which never turns a key.
 
 import argparse
 import itertools
-import json
 import math
-from pathlib import Path
 
 import torch
 
 import ctxext
 from ctxext import methods
 from ctxext.evals.models import TINY_TEXTS, load
+from ctxext.files import write_json
 from ctxext.live.stages import turn_keys
 from ctxext.rope import Rope
 
@@ -90,7 +89,7 @@ def main() -> None:
         cells = [f"{v:.2e}" for k, v in row.items() if k != "changes"]
         print(f"| {row['changes']} | " + " | ".join(cells) + " |")
     if args.out:
-        Path(args.out).write_text(json.dumps({"torch": torch.__version__, "results": rows}, indent=1) + "\n")
+        write_json(args.out, {"torch": torch.__version__, "results": rows}, indent=1)
 
 
 if __name__ == "__main__":

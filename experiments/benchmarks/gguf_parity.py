@@ -28,6 +28,7 @@ import torch
 import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError, CtxextWarning
+from ctxext.files import write_json
 from ctxext.folders.gguf_export import export_gguf
 from ctxext.folders.gguf_patch import patch_gguf
 from ctxext.folders.source import resolve
@@ -200,7 +201,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps({"versions": versions, "results": rows}, indent=1) + "\n")
+                write_json(path, {"versions": versions, "results": rows}, indent=1)
     print(table(rows))
 
 

@@ -8,7 +8,6 @@ figure is the perplexity of the tokens at those positions, over 6 held-out texts
 
 import argparse
 import itertools
-import json
 import math
 from pathlib import Path
 
@@ -18,8 +17,10 @@ import ctxext
 from ctxext import plots
 from ctxext.evals.models import TINY_TEXTS, load
 from ctxext.evals.perplexity import crop_control
+from ctxext.files import write_json
 from ctxext.live.head import token_nll
 from ctxext.text import documents
+from experiments.tables import table
 
 TRAINED, FACTOR = 256, 8
 EDGES = (1, 256, 512, 1024, 2048)
@@ -58,13 +59,10 @@ def main() -> None:
         for stage in STAGES:
             ppl = measure(f"dynamic_{method}", granularity=stage)
             rows.append({"schedule": f"dynamic_{method}", "stage": stage, "ppl": ppl})
-    print("| schedule | tokens per stage | " + " | ".join(f"up to {e}" for e in EDGES[1:]) + " |")
-    print("|---|--:|" + "--:|" * (len(EDGES) - 1))
-    for row in rows:
-        cells = " | ".join(f"{p:.1f}" for p in row["ppl"])
-        print(f"| {row['schedule']} | {row['stage'] or ''} | {cells} |")
+    head = ["schedule", "tokens per stage", *(f"up to {e}" for e in EDGES[1:])]
+    print(table(head, ([r["schedule"], str(r["stage"] or ""), *(f"{p:.1f}" for p in r["ppl"])] for r in rows)))
     if args.out:
-        (args.out / "granularity.json").write_text(json.dumps({"edges": EDGES, "results": rows}, indent=1) + "\n")
+        write_json(args.out / "granularity.json", {"edges": EDGES, "results": rows}, indent=1)
         draw(rows, args.out / "granularity.png")
 
 

@@ -26,7 +26,7 @@ import torch
 from ctxext import methods, plots
 from ctxext.config.read import read_schedule
 from ctxext.evals.models import TINY_TEXTS
-from ctxext.files import read_config
+from ctxext.files import read_config, write_json
 from ctxext.folders.load import load
 from ctxext.folders.source import resolve
 from ctxext.methods.settings import parse_settings
@@ -35,6 +35,7 @@ from ctxext.search.evaluator import BudgetSpent, Evaluator, Problem
 from ctxext.search.fitness import Fitness
 from ctxext.search.log import Log
 from ctxext.search.space import Space, as_params, seeds
+from experiments.tables import table
 
 COUNTS = (3, 6)  # documents to search on, and held out
 RANDOM = 265  # with the three seeds as many evaluations as `curve` has
@@ -158,21 +159,25 @@ def compare(runs: list[dict]) -> list[dict]:
 
 
 def markdown(rows: list[dict]) -> str:
-    lines = [
-        "| search | fold | full evaluations | perplexity | held out | tokens to evolution's end | held out |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+    head = [
+        "search",
+        "fold",
+        "full evaluations",
+        "perplexity",
+        "held out",
+        "tokens to evolution's end",
+        "held out",
     ]
+    cells = []
     for row in rows:
         shares = []
         for key in ("search", "held_out"):
             took, share = row.get(f"to_reach_{key}"), row.get(f"share_{key}")
             shares.append("never" if took is None else f"{took:,} ({share:.1%})")
         held = "" if row["held_out"] is None else f"{row['held_out']:.3f}"
-        lines.append(
-            f"| {row['strategy']} | {row['fold']} | {row['full_evaluations']:.0f} | {row['search']:.3f} | {held} "
-            f"| {' | '.join(shares)} |"
-        )
-    return "\n".join(lines)
+        figures = [f"{row['full_evaluations']:.0f}", f"{row['search']:.3f}"]
+        cells.append([row["strategy"], str(row["fold"]), *figures, held, *shares])
+    return table(head, cells)
 
 
 def draw(found: dict, path: Path) -> None:
@@ -259,7 +264,7 @@ def main() -> None:
     name = "search-smollm2" if args.smollm2 else "search"
     path = args.out / f"{name}.json"
     found = (json.loads(path.read_text()) if path.is_file() else {}) | found
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(path, found, indent=1)
     draw(found, args.out / f"{name}.png")
 
 

@@ -21,6 +21,7 @@ import torch
 from ctxext import methods
 from ctxext.evals.compare.cells import CROP, UNPATCHED, Cells, Variant
 from ctxext.evals.models import TINY_TEXTS, load
+from ctxext.files import write_json
 from ctxext.rope import unpatched
 from ctxext.search import documents
 from ctxext.search.evaluator import Evaluator, Problem
@@ -228,7 +229,7 @@ def main() -> None:
             "short_tokens": tokens,
         }
     print(markdown(found))
-    out.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(out, found, indent=1)
 
 
 if __name__ == "__main__":

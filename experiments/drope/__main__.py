@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
+from experiments.tables import short, table
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "DroPE": ("tiny-drope-8x", []),
@@ -135,17 +136,14 @@ def slug(label: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in label)
 
 
-def table(report: dict[str, Any]) -> str:
+def tables(report: dict[str, Any]) -> str:
     """Markdown: perplexity and passkey by length."""
-    lines = [
-        "| tiny, 256 tokens | ppl 1x | 2x | 4x | 8x | passkey 1x | 2x | 4x | 8x |",
-        "|---|" + "--:|" * 8,
-    ]
+    head = ["tiny, 256 tokens", "ppl 1x", "2x", "4x", "8x", "passkey 1x", "2x", "4x", "8x"]
+    rows = []
     for label, measures in report["rows"].items():
-        ppl = [f"{r['ppl']:.1f}" if r["ppl"] < 1000 else f"{r['ppl']:.0f}" for r in measures["ppl"]]
-        keys = [f"{r['accuracy']:.0%}" for r in measures["passkey"]]
-        lines.append(f"| {label} | " + " | ".join([*ppl, *keys]) + " |")
-    return "\n".join(lines) + "\n"
+        ppl = [short(r["ppl"], 1) for r in measures["ppl"]]
+        rows.append([label, *ppl, *(f"{r['accuracy']:.0%}" for r in measures["passkey"])])
+    return table(head, rows)
 
 
 def smooth(points: list[list[float]], window: int = 9) -> list[tuple[float, float]]:
@@ -213,9 +211,9 @@ def main(
 
     report = run(recipes, text, out, documents=documents, trials=trials)
     files.write_json(out / "report.json", report)
-    (out / "table.md").write_text(table(report))
+    (out / "table.md").write_text(tables(report))
     draw(report, out / "drope.png")
-    print(table(report))
+    print(tables(report))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ minutes on one core.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from ctxext import terminal
 from ctxext.evals import Dtype
 from experiments.smollm2 import material
 from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
+from experiments.tables import short, table
 
 REPLACED = ("alibi", "sinusoidal", "nope")
 REPLACED_LENGTHS = (2048, 10240)
@@ -61,21 +63,16 @@ def measure(out: Path, *, methods: list[str], dtype: Dtype) -> dict[str, dict[st
 
 def tables(found: dict[str, dict], stored: dict[str, dict]) -> str:
     """Perplexity by position, with the stored rows of the same document beside."""
-    import math
-
-    lines = ["| perplexity at position | " + " | ".join(f"{n}k" for n in range(2, 17, 2)) + " |"]
-    lines.append("|---|" + "--:|" * 8)
+    rows = []
     for label in BESIDE:
         document = stored[label]
         sums = document["per_document"][0]["bucket_nll"]
         counts = [b["tokens"] // len(document["per_document"]) for b in document["buckets"]]
-        values = [math.exp(nll / tokens) for nll, tokens in zip(sums, counts, strict=True)]
-        lines.append(f"| {label} | " + " | ".join(f"{v:.2f}" for v in values) + " |")
+        rows.append([label, *(f"{math.exp(nll / n):.2f}" for nll, n in zip(sums, counts, strict=True))])
     for method, document in found.items():
-        values = [b["ppl"] for b in document["buckets"]]
-        cells = [f"{v:.2f}" if v < 1000 else f"{v:.0f}" for v in values] + [""] * (8 - len(values))
-        lines.append(f"| `{method} x{FACTOR}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells = [short(b["ppl"]) for b in document["buckets"]]
+        rows.append([f"`{method} x{FACTOR}`", *cells, *[""] * (8 - len(cells))])
+    return table(["perplexity at position", *(f"{n}k" for n in range(2, 17, 2))], rows)
 
 
 def main(
@@ -87,9 +84,9 @@ def main(
     from ctxext import files
 
     found = measure(out, methods=methods.split(","), dtype=dtype)
-    table = tables(found, files.read_json(STORED)["ppl"])
-    (out / "tables.md").write_text(table)
-    print(table)
+    shown = tables(found, files.read_json(STORED)["ppl"])
+    (out / "tables.md").write_text(shown)
+    print(shown)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ctxext import methods, terminal, text
+from ctxext import methods, plots, terminal, text
 from ctxext.evals import Dtype
 from ctxext.evals.compare.cells import CROP, UNPATCHED, Cells, Variant
 from experiments.smollm2 import material
 from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
+from experiments.tables import short, table
 
 PASSKEY_LENGTHS = (2048, 6144, 12288)
 DEPTHS = (0, 0.25, 0.5, 0.75, 1)
@@ -86,25 +87,21 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: Dtype) -> tu
 
 def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
     """Both results as Markdown."""
-    buckets = next(iter(ppl.values()))["buckets"]
-    lines = ["| perplexity at position | " + " | ".join(f"{b['end'] // 1024}k" for b in buckets) + " |"]
-    lines.append("|---|" + "--:|" * len(buckets))
     order = ["unpatched", CROP, *(label for label in ppl if label not in ("unpatched", CROP))]
-    for label in order:
-        cells = [f"{b['ppl']:.2f}" if b["ppl"] < 1000 else f"{b['ppl']:.0f}" for b in ppl[label]["buckets"]]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    rows = next(iter(passkey.values()))["lengths"]
-    lines += ["", "| passkey at length | " + " | ".join(f"{r['length'] // 1024}k" for r in rows) + " |"]
-    lines.append("|---|" + "--:|" * len(rows))
-    for label in (label for label in order if label in passkey):
-        cells = [f"{r['correct']}/{r['trials']}" for r in passkey[label]["lengths"]]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    ends = [plots.tokens(b["end"]) for b in next(iter(ppl.values()))["buckets"]]
+    by_position = [[label, *(short(b["ppl"]) for b in ppl[label]["buckets"])] for label in order]
+    lengths = [plots.tokens(r["length"]) for r in next(iter(passkey.values()))["lengths"]]
+    found = [
+        [label, *(f"{r['correct']}/{r['trials']}" for r in passkey[label]["lengths"])]
+        for label in order
+        if label in passkey
+    ]
+    first = table(["perplexity at position", *ends], by_position)
+    return first + "\n" + table(["passkey at length", *lengths], found)
 
 
 def draw(ppl: dict[str, dict], passkey: dict[str, dict], out: Path) -> None:
     """The two pictures, from the documents."""
-    from ctxext import plots
     from ctxext.evals.plots import passkey_heatmap
     from experiments.smollm2.plots import relative_curve
 

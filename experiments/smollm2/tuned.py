@@ -19,6 +19,7 @@ import typer
 from ctxext import plots, terminal
 from ctxext.errors import CtxextError, UsageError
 from ctxext.files import read_json, write_json
+from experiments.tables import short, table
 
 WHEN = ("before", "after")
 
@@ -77,29 +78,23 @@ def tables(lines: list[Line]) -> str:
     parts = []
     with_ppl = [line for line in lines if line.buckets]
     if with_ppl:
-        cells = {line.label: [_short(row["ppl"]) for row in line.buckets] for line in with_ppl}
+        cells = [[line.label, *(short(row["ppl"], whole_from=100) for row in line.buckets)] for line in with_ppl]
         places = [[row["end"] for row in line.buckets] for line in with_ppl]
         parts.append(_table("perplexity at position", places, cells))
     with_keys = [line for line in lines if line.passkeys]
     if with_keys:
-        cells = {line.label: [f"{r['correct']}/{r['trials']}" for r in line.passkeys] for line in with_keys}
+        cells = [[line.label, *(f"{r['correct']}/{r['trials']}" for r in line.passkeys)] for line in with_keys]
         places = [[row["length"] for row in line.passkeys] for line in with_keys]
         parts.append(_table("passkey at length", places, cells))
     return "\n".join(parts)
 
 
-def _short(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def _table(what: str, places: list[list[int]], cells: dict[str, list[str]]) -> str:
+def _table(what: str, places: list[list[int]], cells: list[list[str]]) -> str:
     if any(row != places[0] for row in places):
         raise UsageError(
             f"not the same places everywhere: {what}", hint="use the same lengths and bucket in each run"
         )
-    head = f"| {what} | " + " | ".join(plots.tokens(place) for place in places[0]) + " |"
-    rows = [f"| {label} | " + " | ".join(row) + " |" for label, row in cells.items()]
-    return "\n".join([head, "|---|" + "--:|" * len(places[0]), *rows]) + "\n"
+    return table([what, *map(plots.tokens, places[0])], cells)
 
 
 def draw(lines: list[Line], trained_length: int, title: str):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext import plots
+from experiments import tables
 
 LABELS = {
     "rope": "RoPE",
@@ -93,14 +94,14 @@ def table(
         for measure, wanted in asked.items()
         for n in wanted
     ]
-    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    rows = []
     for label, name in (labels or {label: label for label in summary["series"]}).items():
         cells = []
         for measure, wanted in asked.items():
             points = {p["length"]: p for p in summary["series"][label].get(measure, [])}
             cells += [_cell(measure, points.get(n)) for n in wanted]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, *cells])
+    return tables.table(["", *heads], rows)
 
 
 def _cell(measure: str, point: Mapping[str, float] | None) -> str:

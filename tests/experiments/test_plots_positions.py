@@ -59,7 +59,7 @@ def test_drope_report(tmp_path):
         "loss": {"DroPE": [[2, 6.0], [4, 3.0]]},
         "temperature": {"DroPE": {"curve": [{"temperature": c, "ppl": 20 + c} for c in (0.0, 0.1)]}},
     }
-    assert "| DroPE | 25.6 | 51.2 | 102.4 | 204.8 | 50% | 50% | 50% | 50% |" in drope.table(report)
+    assert "| DroPE | 25.6 | 51.2 | 102.4 | 204.8 | 50% | 50% | 50% | 50% |" in drope.tables(report)
     drope.draw(report, tmp_path / "drope.png")
     assert (tmp_path / "drope.png").read_bytes().startswith(b"\x89PNG")
 
@@ -102,7 +102,7 @@ def test_docs_have_the_table_of_the_committed_drope_report():
     from ctxext import files
 
     root = Path(__file__).parent.parent.parent
-    table = drope.table(files.read_json(root / "experiments/results/drope/report.json"))
+    table = drope.tables(files.read_json(root / "experiments/results/drope/report.json"))
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
 
