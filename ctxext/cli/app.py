@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import terminal
-from .._version import __version__
+from .. import __version__, terminal
 from ..errors import CtxextError, CtxextWarning, UsageError
 from ..plots import drawable
 from . import evaluate, output, serve

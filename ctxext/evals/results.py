@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
+from .. import __version__
 from ..errors import UsageError
 from ..files import read_jsonl
 

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .. import methods
-from .._version import __version__
+from .. import __version__, methods
 from ..config.smollm3 import is_written
 from ..rope import Schedule
 from ..runtimes.portability import portability
@@ -73,7 +72,7 @@ def _loading(schedule: Schedule, native: bool, fallback: bool) -> str:
     if native:
         return (
             _beyond_table(schedule)
-            + " " * bool(schedule.beyond_table)
+            + " " * bool(schedule.encoding)
             + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
         )
     if fallback:
@@ -99,26 +98,8 @@ def _beyond_table(schedule: Schedule) -> str:
         )
     if schedule.start_tokens:
         parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
-    if schedule.bias:
-        learned = f", a learned table that starts at {schedule.bias.start}" if schedule.bias.kind == "t5" else ""
-        parts.append(f"Attention logits have a bias by distance ({schedule.bias.kind}{learned}).")
-    if schedule.table:
-        parts.append(f"Sinusoids times {schedule.table.scale:g} are added to the input embeddings.")
-    if schedule.distances:
-        rule = schedule.distances
-        parts.append(
-            f"Rotary distances are {rule.kind}: exact below {rule.window} tokens, then kept in what was trained."
-        )
-    if schedule.unrotated:
-        chosen = schedule.unrotated
-        which = f"Every layer whose number is a multiple of {chosen.every}, from 1," if chosen.every else ""
-        which = which or f"Layers {', '.join(map(str, chosen.listed))}, from 0,"
-        parts.append(f"{which} doesn't rotate; the config says so as SmolLM3's does.")
-    if schedule.temperature:
-        parts.append(
-            f"Logits of a query beyond {schedule.rope.trained_length:,} tokens are multiplied by "
-            f"1 + {schedule.temperature:g} ln(n / {schedule.rope.trained_length})."
-        )
+    if schedule.encoding:
+        parts.append(schedule.encoding.describe(schedule.rope.trained_length))
     return " ".join(parts)
 
 

@@ -35,8 +35,8 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     for name, method in methods.all_methods().items():
         try:
             schedule = method(rope, factor)
-            if schedule.beyond_table:
-                why = f"its frequencies aren't the point: {', '.join(schedule.beyond_table)}"
+            if schedule.encoding:
+                why = f"its frequencies aren't the point: {schedule.encoding.kind}"
                 left_out.append({"method": name, "why": why})
             elif len(schedule.stages) == 1:
                 made.append(schedule)

@@ -12,8 +12,9 @@ from ..config.write import write_config
 from ..errors import CtxextError
 from ..files import WEIGHTS, link_or_copy, model_files, read_config, replacing
 from ..rope import Schedule
-from .adapter import attach, base_model, check_base, find_base, read_adapter
+from .adapter import check_base, read_adapter
 from .card import model_card
+from .load import attach, base_model, find_base
 from .patch import longer_tokenizer
 from .source import display_name
 

@@ -56,7 +56,7 @@ def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRo
         static = "--fallback static writes the last stage, as good on long text and worse on short"
         raise CtxextError(
             f"llama.cpp can't run {schedule.method}: it is more than one frequency table, all that a GGUF says",
-            hint="load the folder with ctxext.load" if schedule.beyond_any_table else static,
+            hint=static if schedule.has_approximation else "load the folder with ctxext.load",
         )
     if arch not in READS_TABLE:
         raise CtxextError(

@@ -114,13 +114,13 @@ def _runs(config: Mapping[str, Any], trained_length: int | None) -> Schedule | N
         now = read_schedule(config, trained_length)
     except CtxextError:
         return None
-    return None if now.beyond_table else now
+    return None if now.encoding else now
 
 
 def _check_extends(now: Schedule, options: Options) -> None:
     """Raise CtxextError unless the search can go on from a schedule."""
     anew = "pass --existing replace to begin from the original rope"
-    if now.beyond_table or not any(now.stages[-1].inv_freq):
+    if now.encoding or not any(now.stages[-1].inv_freq):
         raise CtxextError(f"{now.method} isn't a table of factors that a search could go on from", hint=anew)
     if now.rope.ratios:
         raise CtxextError("this folder's scaling was composed of two", hint="search the folder that it came from")

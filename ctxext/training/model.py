@@ -14,9 +14,8 @@ from ..config.families import require_support
 from ..config.read import read_rope
 from ..errors import CtxextError, UsageError
 from ..files import read_config
-from ..folders import adapter as adapters
-from ..folders.load import stored_schedule
-from ..live.biases import T5Bias
+from ..folders.load import PEFT_NOISE, base_model, stored_schedule
+from ..live.t5_bias import T5Table
 from ..rope import Schedule
 from .recipe import AdapterSpec, Recipe
 
@@ -40,8 +39,7 @@ def target_of(recipe: Recipe, schedule: Schedule | None) -> int:
     if recipe.method is not None and schedule is not None and wanted > reach:
         what = "data.length" if spec.kind == "plain" else "positions.target"
         raise UsageError(
-            f"{what} {wanted} is beyond the {reach} tokens that {schedule.method} "
-            f"x{schedule.factor:g} reaches",
+            f"{what} {wanted} is beyond the {reach} tokens that {schedule.method} x{schedule.factor:g} reaches",
             hint="raise method.factor",
         )
     if spec.kind != "plain" and wanted <= length:
@@ -62,7 +60,7 @@ def build(recipe: Recipe, folder: Path, schedule: Schedule | None) -> nn.Module:
     }
     if spec.quantize:
         options |= _four_bit()
-    model = adapters.base_model(folder, schedule, **options)
+    model = base_model(folder, schedule, **options)
     if spec.quantize:
         from peft import prepare_model_for_kbit_training
 
@@ -104,7 +102,7 @@ def add_lora(model: Any, spec: AdapterSpec) -> nn.Module:
         # Full names: PEFT matches by suffix, and "norm" alone would also catch whatever ends so.
         whole += [name for name, m in model.named_modules() if type(m).__name__.endswith("Norm")]
     # What a patch adds is small, and of no use untrained.
-    whole += [name for name, m in model.named_modules() if isinstance(m, T5Bias)]
+    whole += [name for name, m in model.named_modules() if isinstance(m, T5Table)]
     targets = spec.targets
     if spec.layers is not None and targets == "all-linear":  # PEFT takes a choice of layers with a list only
         head = model.get_output_embeddings()
@@ -126,7 +124,7 @@ def add_lora(model: Any, spec: AdapterSpec) -> nn.Module:
             ensure_weight_tying=tied,
         )
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=adapters.PEFT_NOISE, category=FutureWarning)
+            warnings.filterwarnings("ignore", message=PEFT_NOISE, category=FutureWarning)
             return get_peft_model(model, config)
     except ValueError as error:
         raise UsageError(f"adapter: {str(error).splitlines()[0]}") from error

@@ -208,7 +208,7 @@ def is_staged(spec: MethodSpec | None) -> bool:
 
 
 def _staged(schedule: Schedule) -> bool:
-    return len(schedule.stages) > 1 or schedule.changes_attention
+    return len(schedule.stages) > 1 or schedule.in_attention
 
 
 def check_schedule(recipe: Recipe, schedule: Schedule | None) -> None:

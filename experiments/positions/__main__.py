@@ -17,7 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import methods, plots, terminal
-from ctxext.rope import Rope, Schedule, encodings
+from ctxext.methods.sinusoidal import Sinusoids
+from ctxext.methods.t5_bias import T5Bias
+from ctxext.rope import Rope, Schedule
+from ctxext.rope.encodings import Distances
 
 ROPE = Rope(theta=10000.0, dim=128, trained_length=4096)
 FACTOR = 4
@@ -29,8 +32,8 @@ SEEN, UNSEEN = "#009E73", "#D55E00"
 def sweep(schedule: Schedule, hand: int) -> float:
     """Radians that a hand turns between a query at the target length and its farthest key."""
     distance = schedule.max_length - 1
-    if schedule.distances:
-        distance = schedule.distances.largest(schedule.max_length)
+    if isinstance(schedule.encoding, Distances):
+        distance = schedule.encoding.largest(schedule.max_length)
     return distance * schedule.stages[-1].inv_freq[hand]
 
 
@@ -89,28 +92,6 @@ def _wedge(kind: Any, start: float, end: float, colour: str) -> Any:
     return kind((0, 0), 1, first, last, facecolor=colour, alpha=0.55, lw=0)
 
 
-def rotary_distance(rule: encodings.Distances, query: int, key: int) -> float:
-    """The distance in tokens that a rule gives one pair."""
-    distance = query - key
-    if rule.kind == "chunks":
-        behind, here = query // rule.chunk - key // rule.chunk, key % rule.chunk
-        last = rule.chunk + rule.window - 1
-        start = (
-            query % rule.chunk
-            if behind == 0
-            else min(query % rule.chunk + rule.chunk, last)
-            if behind == 1
-            else last
-        )
-        return start - here
-    if distance < rule.window:
-        return distance
-    if rule.kind == "clipped":
-        return rule.window + ((distance - rule.window) / rule.group if rule.group else 0)
-    group = int(rule.group)
-    return query // group - key // group + rule.window - rule.window // group
-
-
 def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
     """The distance that keys are rotated by, against the true one, for the last query of the target length."""
     last = round(rope.trained_length * factor) - 1
@@ -118,10 +99,9 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
     lines = [("RoPE", [last - k for k in keys]), ("Position Interpolation", [(last - k) / factor for k in keys])]
     variants = (("self_extend", {}), ("rerope", {}), ("rerope", {"step": 2 * factor}), ("dual_chunk", {}))
     for name, options in variants:
-        rule = methods.schedule(rope, name, factor, **options).distances
-        assert rule is not None, name
+        rule: Any = methods.schedule(rope, name, factor, **options).encoding
         label = "Leaky ReRoPE" if options else methods.get(name).title
-        lines.append((label, [rotary_distance(rule, last, k) for k in keys]))
+        lines.append((label, [rule.distance(last, k) for k in keys]))
     with plots.figure(8, 4.6) as figure:
         axes = figure.subplots()
         for (label, values), colour in zip(lines, plots.COLOURS, strict=False):
@@ -147,7 +127,7 @@ def biases(heads: int = 8, length: int = 160) -> Any:
     """ALiBi's lines per head, T5's buckets, and the table of sinusoids."""
     with plots.figure(12.5, 3.9) as figure:
         alibi, t5, waves = figure.subplots(1, 3)
-        for i, slope in enumerate(encodings.alibi_slopes(heads)):
+        for i, slope in enumerate(alibi.slopes(heads)):
             shade = 0.15 + 0.7 * i / (heads - 1)
             alibi.plot([0, length], [0, -slope * length], color=(0, shade * 0.7, 0.7), lw=1.5)
             end = min(length, 20 / slope)
@@ -157,7 +137,7 @@ def biases(heads: int = 8, length: int = 160) -> Any:
             xlim=(0, length * 1.12), ylim=(-20.5, 0.5), xlabel="distance, tokens", ylabel="added to the logit"
         )
         alibi.set_title(f"ALiBi: minus slope times distance, {heads} heads", loc="left", fontsize=10)
-        found = encodings.t5_buckets(32, 128)
+        found = T5Bias(32, 128).bucket_of()
         places = range(length)
         t5.plot(places, [found[min(d, 128)] for d in places], drawstyle="steps-post", color=plots.COLOURS[1])
         t5.axvline(16, color="#555555", lw=1, ls=":")
@@ -167,7 +147,7 @@ def biases(heads: int = 8, length: int = 160) -> Any:
         t5.set(xlabel="distance, tokens", ylabel="bucket (a learned number per head)")
         t5.set_title("T5: which distances share a number", loc="left", fontsize=10)
         width = 64
-        frequencies = encodings.sinusoid_frequencies(width)
+        frequencies = Sinusoids().frequencies(width)
         rows = [
             [(math.cos if j % 2 else math.sin)(p * frequencies[j // 2]) for p in range(length)]
             for j in range(width)

@@ -18,7 +18,7 @@ ROPE = Rope(1e4, 32, 64)
     [("self_extend", {}), ("rerope", {}), ("rerope", {"step": 8, "window": 20}), ("dual_chunk", {})],
 )
 def test_drawn_distances_are_those_that_attention_uses(name, options):
-    rule = methods.schedule(ROPE, name, 4, **options).distances
+    rule = methods.schedule(ROPE, name, 4, **options).encoding
     positions = torch.arange(256)
     query, key = positions[:, None], positions[None]
     found, parts = torch.full((256, 256), -1.0), 0
@@ -28,7 +28,7 @@ def test_drawn_distances_are_those_that_attention_uses(name, options):
         parts = parts + holds.int()
     assert torch.equal(parts, (query >= key).int())  # each pair in exactly one part
     for i in range(0, 256, 17):
-        want = [plots_positions.rotary_distance(rule, i, j) for j in range(i + 1)]
+        want = [rule.distance(i, j) for j in range(i + 1)]
         torch.testing.assert_close(found[i, : i + 1], torch.tensor(want).float())
     assert found.max() <= rule.largest(256) <= 63
 

@@ -10,7 +10,7 @@ from smoke import recipe
 
 import ctxext
 from ctxext.errors import CtxextError, UsageError
-from ctxext.folders import adapter as adapters
+from ctxext.folders.load import base_model
 from ctxext.folders.source import TINY
 from ctxext.training.model import add_lora, loraplus_groups
 from ctxext.training.model import build as build_model
@@ -164,7 +164,7 @@ def test_the_estimate_counts_what_is_trained():
     shape = Shape({**read_config(TINY), "dtype": "float32"})
     for changes in ({}, {"embeddings": True, "norms": True}, {"dora": True, "r": 4}, {"layers": [0, 2]}):
         spec = AdapterSpec(**changes)
-        model = add_lora(adapters.base_model(TINY, None), spec)
+        model = add_lora(base_model(TINY, None), spec)
         count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert trainable_parameters(spec, shape) == count
 

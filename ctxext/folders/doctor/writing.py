@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...config.families import in_transformers
 from ...config.read import ROPE_TYPES, SCALING_KEYS, head_dim, rope_parameters
-from ...methods import base
+from ...methods import ntk
 from ...rope import Rope
 from . import Folder, check
 from .common import ORIGINAL, Found, drop_key, nested, scaled, set_keys, set_scaling
@@ -95,7 +95,7 @@ def old_names(folder: Folder) -> Found:
     elif kind == "ntk" and isinstance(keys.get("factor"), int | float):
         theta = keys.get("rope_theta") or folder.config.get("rope_theta") or 10000.0
         rope = Rope(theta, head_dim(folder.config), folder.config.get("max_position_embeddings") or 2048)
-        raised = base.ntk(rope, float(keys["factor"])).native["rope_theta"]
+        raised = ntk.ntk(rope, float(keys["factor"])).native["rope_theta"]
 
         def mend(folder: Folder) -> None:
             folder.config["rope_scaling"] = None

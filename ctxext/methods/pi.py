@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..rope import Rope, Schedule, static
-from . import method
+from .registry import method
 
 
 @method(title="Position Interpolation", paper="Chen et al. 2023, arXiv:2306.15595, eq. 4")

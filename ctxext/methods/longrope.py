@@ -1,4 +1,4 @@
-"""Frequencies divided one by one (LongRoPE)."""
+"""LongRoPE: each frequency divided by a factor of its own."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from dataclasses import replace
 
 from ..errors import UsageError
 from ..rope import Rope, Schedule, static
-from . import method
+from .registry import method
+
+
+def attention_scale(factor: float, length: int) -> float:
+    """What LongRoPE multiplies cos and sin by at s times L tokens, sqrt(1 + ln s / ln L) (Ding et al. 2024,
+    arXiv:2402.13753, as transformers and MLX-LM compute it)."""
+    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
 
 
 @method(
     title="LongRoPE",
     paper="Ding et al. 2024, arXiv:2402.13753, eq. 3",
-    shrinks_to="zero",
     needs=("long_factor",),
 )
 def longrope(
@@ -35,7 +40,7 @@ def longrope(
     """
     _check_factors(rope, "long_factor", long_factor)
     if attention_factor is None:
-        attention_factor = math.sqrt(1 + math.log(factor) / math.log(rope.trained_length))
+        attention_factor = attention_scale(factor, rope.trained_length)
     ratios = [1 / f for f in long_factor]
     long = static(rope, factor, ratios, attention_scale=attention_factor, start_tokens=start_tokens)
     if short_factor is None:
