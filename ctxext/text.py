@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CtxextError, UsageError, nearest
+from .errors import CtxextError, UsageError
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """What is taken from a folder. A file given by its own path is read whatever its suffix."""
@@ -238,14 +238,3 @@ def read_bible(path: Path) -> dict[str, str]:
         # A passage may hold several verses: "31:48 And Laban said, ... 31:49 And Mizpah; ..."
         lines += [verse.strip() for verse in re.split(r"\d+:\d+\s", passage) if verse.strip()]
     return {book: "\n".join(lines) + "\n" for book, lines in books.items()}
-
-
-def split_text(documents: dict[str, str], held_out: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(training documents, held-out documents); a held-out name that isn't there is an error."""
-    for name in held_out:
-        if name not in documents:
-            raise UsageError(f"data.held_out: no document {name!r}", hint=nearest(name, documents))
-    kept = {k: v for k, v in documents.items() if k not in held_out}
-    if not kept:
-        raise UsageError("data.held_out leaves no text to train on", hint="hold out fewer documents")
-    return kept, {k: documents[k] for k in held_out}

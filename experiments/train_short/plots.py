@@ -1,4 +1,4 @@
-"""Table and figures of `train_short.py`, from its JSON alone: means over seeds, with intervals."""
+"""Table and figures of this study, from its JSON alone: means over seeds, with intervals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext import plots
+from experiments import tables
 
 LABELS = {
     "rope": "RoPE",
@@ -42,10 +43,10 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     series: dict[str, dict[str, list]] = {}
     loss, temperatures = {}, {}
-    trained = 0
+    trained, environment = 0, {}
     for name, seeds in found.items():
         runs = list(seeds.values())
-        trained = runs[0]["trained_length"]
+        trained, environment = runs[0]["trained_length"], runs[0].get("environment", {})
         label = LABELS.get(name, name)
         loss[label] = [
             {"step": steps[0][0], **interval([s[1] for s in steps])}
@@ -68,7 +69,6 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                         point = {k: math.exp(v) if k != "seeds" else v for k, v in point.items()}
                     points.append({"length": row["length"], **point})
                 series[shown][measure] = points
-    environment = runs[0].get("environment", {})
     return {
         "trained_length": trained,
         "series": series,
@@ -94,14 +94,14 @@ def table(
         for measure, wanted in asked.items()
         for n in wanted
     ]
-    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    rows = []
     for label, name in (labels or {label: label for label in summary["series"]}).items():
         cells = []
         for measure, wanted in asked.items():
             points = {p["length"]: p for p in summary["series"][label].get(measure, [])}
             cells += [_cell(measure, points.get(n)) for n in wanted]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, *cells])
+    return tables.table(["", *heads], rows)
 
 
 def _cell(measure: str, point: Mapping[str, float] | None) -> str:
@@ -140,9 +140,7 @@ def draw(summary: Mapping[str, Any], out: Path) -> None:
 
 
 def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 4.4), layout="constrained")
+    with plots.figure(12.5, 4.4) as figure:
         axes = figure.subplots(1, 3)
         shown = (
             ("ppl", "perplexity of the last 64 tokens"),
@@ -197,9 +195,7 @@ def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
 
 
 def _losses(loss: Mapping[str, list]):
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
+    with plots.figure(8, 4.2) as figure:
         axes = figure.subplots()
         for i, (label, rows) in enumerate(loss.items()):
             colour = plots.COLOURS[i % len(plots.COLOURS)]

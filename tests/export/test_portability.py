@@ -17,7 +17,7 @@ from ctxext.errors import UsageError
 from ctxext.rope import Rope
 from ctxext.runtimes.facts import RULES, RUNTIMES
 from ctxext.runtimes.portability import features, portability, serve_without_patching, stand_in, verdicts
-from experiments.serving import ropes as serving_ropes
+from experiments.serving import __main__ as serving_ropes
 
 ROPE = Rope(500000.0, 64, 2048)
 STATIC = serving_ropes.static_schedules(ROPE, 4)

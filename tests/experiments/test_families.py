@@ -1,4 +1,4 @@
-"""A sample of the families matrix; `python -m experiments.families.matrix` runs all of it, committed."""
+"""A sample of the families matrix; `python -m experiments.families` runs all of it, committed."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ctxext import methods
-from experiments.families.matrix import families, family_row, markdown
+from experiments.families.__main__ import families, family_row, markdown
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMITTED = json.loads((ROOT / "experiments" / "results" / "families.json").read_text())
 ROWS = {row["family"]: row for row in COMMITTED["results"]}
 # Mixture of experts, partial and interleaved rotary, parallel blocks, a rope per layer type.

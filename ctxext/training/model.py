@@ -14,7 +14,6 @@ from ..config.families import require_support
 from ..config.read import read_rope
 from ..errors import CtxextError, UsageError
 from ..files import read_config
-from ..folders import adapter as adapters
 from ..folders.load import PEFT_NOISE, base_model, stored_schedule
 from ..live.t5_bias import T5Table
 from ..rope import Schedule
@@ -35,12 +34,12 @@ def make_schedule(recipe: Recipe, folder: Path) -> Schedule | None:
 def target_of(recipe: Recipe, schedule: Schedule | None) -> int:
     """Positions of the run's windows lie in [0, this). Raises UsageError if the method doesn't reach so far."""
     spec, length = recipe.positions, recipe.data.length
-    wanted = length if spec.kind == "plain" else spec.target or schedule.max_length
-    if recipe.method is not None and wanted > schedule.max_length:
+    reach = schedule.max_length if schedule else length
+    wanted = length if spec.kind == "plain" else spec.target or reach
+    if recipe.method is not None and schedule is not None and wanted > reach:
         what = "data.length" if spec.kind == "plain" else "positions.target"
         raise UsageError(
-            f"{what} {wanted} is beyond the {schedule.max_length} tokens that {schedule.method} "
-            f"x{schedule.factor:g} reaches",
+            f"{what} {wanted} is beyond the {reach} tokens that {schedule.method} x{schedule.factor:g} reaches",
             hint="raise method.factor",
         )
     if spec.kind != "plain" and wanted <= length:
@@ -91,7 +90,7 @@ def _four_bit() -> dict[str, Any]:
     }
 
 
-def add_lora(model: nn.Module, spec: AdapterSpec) -> nn.Module:
+def add_lora(model: Any, spec: AdapterSpec) -> nn.Module:
     """`model` with a LoRA adapter. Embedding and norms, if asked for, are trained as whole copies beside it."""
     from peft import LoraConfig, get_peft_model
 
@@ -115,7 +114,7 @@ def add_lora(model: nn.Module, spec: AdapterSpec) -> nn.Module:
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=spec.r,
-            lora_alpha=spec.alpha,
+            lora_alpha=spec.alpha,  # pyright: ignore[reportArgumentType]
             lora_dropout=spec.dropout,
             target_modules=targets,
             layers_to_transform=spec.layers,

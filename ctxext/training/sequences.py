@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from .recipe import PositionSpec
 
 
 def make_item(
-    row: dict[str, Any], spec: PositionSpec, rng: random.Random, length: int, target: int
+    row: dict[str, Any], spec: PositionSpec, rng: random.Random, *, length: int, target: int
 ) -> dict[str, list[int]]:
     """One sequence of `length` tokens: input_ids, labels, and where they are needed positions and a mask.
 
@@ -68,12 +69,25 @@ def _skipped(ids: list[int], chunks: list[Chunk], rng: random.Random, length: in
     return kept, labels
 
 
+@dataclass(frozen=True)
+class Windows:
+    """How a run makes its k-th item from a block: windows of `length` tokens with positions in [0, target)."""
+
+    spec: PositionSpec
+    length: int
+    target: int
+    seed: int
+
+    def item(self, row: dict[str, Any], k: int) -> dict[str, list[int]]:
+        rng = random.Random(f"{self.seed}/{k}")
+        return make_item(row, self.spec, rng, length=self.length, target=self.target)
+
+
 class Blocks(Dataset):
     """`items` items from a dataset of blocks, reshuffled each time round."""
 
-    def __init__(self, blocks: Any, spec: PositionSpec, length: int, target: int, seed: int, items: int):
-        self.blocks, self.spec, self.seed = blocks, spec, seed
-        self.length, self.target, self.items = length, target, items
+    def __init__(self, blocks: Any, windows: Windows, items: int):
+        self.blocks, self.windows, self.items = blocks, windows, items
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
@@ -83,10 +97,9 @@ class Blocks(Dataset):
         epoch, i = divmod(k, len(self.blocks))
         if self._order[0] != epoch:
             order = list(range(len(self.blocks)))
-            random.Random(f"{self.seed}/order/{epoch}").shuffle(order)
+            random.Random(f"{self.windows.seed}/order/{epoch}").shuffle(order)
             self._order = (epoch, order)
-        row = self.blocks[self._order[1][i]]
-        return make_item(row, self.spec, random.Random(f"{self.seed}/{k}"), self.length, self.target)
+        return self.windows.item(self.blocks[self._order[1][i]], k)
 
 
 class Stream(IterableDataset):
@@ -95,9 +108,8 @@ class Stream(IterableDataset):
     Of several workers of a DataLoader each reads its share of the files; one whose share is empty gives no item.
     """
 
-    def __init__(self, blocks: Any, spec: PositionSpec, length: int, target: int, seed: int):
-        self.blocks, self.spec, self.seed = blocks, spec, seed
-        self.length, self.target = length, target
+    def __init__(self, blocks: Any, windows: Windows):
+        self.blocks, self.windows = blocks, windows
 
     def __iter__(self) -> Iterator[dict[str, list[int]]]:
         worker = get_worker_info()
@@ -107,7 +119,7 @@ class Stream(IterableDataset):
         while True:
             self.blocks.set_epoch(epoch)
             for row in self.blocks:
-                yield make_item(row, self.spec, random.Random(f"{self.seed}/{k}"), self.length, self.target)
+                yield self.windows.item(row, k)
                 k += step
             if k == first and worker:
                 return

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError, UsageError
-from experiments.tiny import pretrain
+from experiments.tiny import __main__ as pretrain
+from experiments.train_short import __main__ as train_short
 from experiments.train_short import length_tests
 from experiments.train_short import plots as plots_train_short
-from experiments.train_short import run as train_short
 
 RECIPES = Path(__file__).parent.parent.parent / "recipes" / "train-short-test-long"
 WORDS = ["in", "the", "beginning", "was", "a", "word", "and", "it", "was", "with", "us", "for", "ever", "amen"]

@@ -1,6 +1,6 @@
 """Train short, test long: one small Llama per position encoding, tested on up to eight times its trained length.
 
-    python -m experiments.train_short.run recipes/train-short-test-long --text PATH --out DIR [--seeds 1,2,3]
+    python -m experiments.train_short recipes/train-short-test-long --text PATH --out DIR [--seeds 1,2,3]
 
 Every model is trained by the same recipe (model.yaml) from the same seed on the same batches; encodings.yaml
 says what is patched before the first step. A run that was killed goes on from its last checkpoint, and what DIR
@@ -61,7 +61,7 @@ def patch_as(model: Any, spec: dict[str, Any], factor: float) -> None:
 
 def train_one(recipe_path: Path, plan: dict, name: str, text: str, out: Path, seed: int) -> Path:
     """Train one encoding with one seed, unless `out` holds it; its run folder."""
-    from experiments.tiny import pretrain
+    from experiments.tiny import __main__ as pretrain
     from experiments.tiny.recipe import load_recipe
 
     recipe, spec = load_recipe(recipe_path, [f"seed={seed}"]), plan[name]
@@ -97,17 +97,16 @@ def searched(run: Path, factor: float, text: Path, seed: int) -> Path:
 
     n-hat stays 0 and the long factors read everything, so that the row is one of frequencies alone.
     """
-    from ctxext.search.options import Options
-    from ctxext.search.run import search
+    from ctxext.search.run import search_factors
 
     out = run / "searched" / f"{factor:g}x"
     if not out.is_dir():
         terminal.say(f"searching the factors of {run.name} for {factor:g}x")
-        options = Options(
-            str(run / "model"),
-            factor,
-            (str(text),),
-            out,
+        search_factors(
+            run / "model",
+            factor=factor,
+            data=text,
+            out=out,
             held_out=0,
             short="none",
             start_tokens=(0,),
@@ -116,7 +115,6 @@ def searched(run: Path, factor: float, text: Path, seed: int) -> Path:
             resume=out.with_name(out.name + ".search").is_dir(),
             **SEARCH,
         )
-        search(options)
     return out
 
 
@@ -163,9 +161,8 @@ def run_all(
     """Train and measure what `out` doesn't hold; {encoding: {seed: measures}}."""
     from ctxext import files
     from ctxext.evals import results
-    from ctxext.text import split_text
-    from experiments.tiny.data import read_text
-    from experiments.tiny.pretrain import make_tokenizer
+    from experiments.tiny.__main__ import make_tokenizer
+    from experiments.tiny.data import read_text, split_text
     from experiments.tiny.recipe import load_recipe
 
     recipe_path, plan = read_plan(folder)

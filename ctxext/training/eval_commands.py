@@ -1,4 +1,4 @@
-"""Evaluations before and after a run, by whatever package offers an `eval` command to the command line.
+"""The recipe's eval.commands, before and after a run.
 
 They run as `ctxext eval ... --json` in a process of their own: this package knows no evaluator by name, and a
 model being trained and one being measured are never in memory together.
@@ -6,7 +6,6 @@ model being trained and one being measured are never in memory together.
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ from rich.markup import escape
 from .. import terminal
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS, link_or_copy, model_files, read_config
+from ..files import WEIGHTS, link_or_copy, model_files, read_config, write_json
 from ..rope import Schedule
 from .recipe import Recipe
 
@@ -32,7 +31,7 @@ def before(recipe: Recipe, folder: Path, schedule: Schedule | None, out: Path) -
             link_or_copy(folder / relative, subject / relative, link=relative.suffix in WEIGHTS)
         if schedule is not None:
             config = write_config(read_config(folder), schedule)
-            (subject / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            write_json(subject / "config.json", config)
         measure(recipe.eval.commands, subject, out / "eval-before")
 
 

