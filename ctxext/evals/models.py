@@ -11,6 +11,7 @@ from typing import Any
 
 import ctxext
 
+from ..config import block
 from ..config import read as hf_config
 from ..errors import UsageError
 from ..folders.adapter import fingerprint
@@ -101,14 +102,14 @@ class Subject:
             "weights": self.weights,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "attention": getattr(self.model.config, "_attn_implementation", None),
-            "schedule": hf_config.digest(self.schedule),
+            "schedule": block.digest(self.schedule),
             "trained_length": self.trained_length,
             "existing": self.existing,
         }
 
     def description(self) -> dict[str, Any] | None:
         """The schedule as a result document holds it; None when unpatched."""
-        return None if self.schedule.method == "none" else hf_config.block(self.schedule)
+        return None if self.schedule.method == "none" else block.block(self.schedule)
 
 
 def load(
