@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: test lint demo demo-smollm2 clean
+.PHONY: test lint docs demo demo-smollm2 clean
 
 # Two commands only read their own extras, but one environment serves all and is made once.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -18,6 +18,10 @@ lint: $(VENV)/ready
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+
+# The site, in build/site. Nothing is fetched; a broken link is an error (the tests build it too).
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(VENV)/ready
 	$(BIN)/ctxext demo -o out/demo
