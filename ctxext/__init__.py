@@ -15,7 +15,7 @@ _HOME = {
     "unpatch": "live.patch",
     "apply": "live.patch",
     "schedule_of": "live.patch",
-    "load": "folders.patch",
+    "load": "folders.load",
     "patch_checkpoint": "folders.patch",
     "merge": "folders.merge",
     "Rope": "rope",

@@ -31,6 +31,11 @@ def ntk_by_parts(rope: Rope, factor: float, *, alpha: float = 1.0, beta: float =
     return static(rope, factor, [(1 - g) / factor + g for g in keep])
 
 
+def yarn_attention_scale(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies cos and sin by, 0.1 ln s + 1 (eq. 22). weight: of the logarithm, DeepSeek's mscale."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
 @method(title="YaRN", paper="Peng et al. 2023, arXiv:2309.00071, eq. 20-22 and its reference code")
 def yarn(
     rope: Rope,
@@ -63,15 +68,12 @@ def yarn(
     width = high - low if high != low else 0.001
     interpolate = [_clamp((i - low) / width) for i in range(rope.size)]
 
-    def default_scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
     if attention_factor is not None:
         scale = attention_factor
     elif mscale and mscale_all_dim:
-        scale = default_scale(mscale) / default_scale(mscale_all_dim)
+        scale = yarn_attention_scale(factor, mscale) / yarn_attention_scale(factor, mscale_all_dim)
     else:
-        scale = default_scale(1.0)
+        scale = yarn_attention_scale(factor)
     native = {
         "rope_type": "yarn",
         "factor": factor,

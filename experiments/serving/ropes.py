@@ -162,7 +162,7 @@ def table(name: str, package: types.ModuleType, config: Mapping[str, Any], serve
         longrope = sys.modules.get(f"{PACKAGES['vllm']}.phi3_long_rope_scaled_rope")
         settings = types.SimpleNamespace(model_config=types.SimpleNamespace(max_model_len=served))
         if longrope is not None:
-            longrope.get_current_vllm_config = lambda: settings
+            vars(longrope)["get_current_vllm_config"] = lambda: settings
         rope = package.get_rope(size, length, True, dict(config["rope_parameters"]), torch.float32)
     else:
         scaling = config["rope_scaling"] or None
