@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from ailments import BROKEN, YARN, expected, plain_folder, scaled, variant
+from broken_folders import BROKEN, YARN, expected, plain_folder, scaled, variant
 from conftest import logits, run
 
 import ctxext

@@ -1,7 +1,7 @@
 """What the doctor leaves as it is: what only a person can choose, what can't be mended, and good folders."""
 
 import pytest
-from ailments import BROKEN, UNMENDABLE, plain_folder, scaled, variant
+from broken_folders import BROKEN, UNMENDABLE, plain_folder, scaled, variant
 
 import ctxext
 from ctxext import methods

@@ -159,9 +159,9 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Find what is wrong with a folder's rope, explain it, and with --fix mend it. Exit 1 if an error is left."""
-    from ..folders.doctor import doctor as examine
+    from ..folders.doctor import doctor as run
 
-    found = examine(folder, fix=fix, context=context)
+    found = run(folder, fix=fix, context=context)
     if json:
         lists = {k: [f.to_dict() for f in getattr(found, k)] for k in ("findings", "mended", "left")}
         terminal.print_json({"folder": str(found.folder), **lists})

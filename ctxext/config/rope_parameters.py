@@ -13,6 +13,7 @@ from ..errors import check_choice
 from ..methods.by_parts import yarn_attention_scale
 from ..rope import Schedule
 from .families import only_longrope, per_layer_type
+from .keys import ORIGINAL
 
 # Stands for "no rotation" in a table of divisors: at 1e18 no position below 1e9 turns by a float32 epsilon,
 # and theta * 1e18 still fits in float32.
@@ -55,7 +56,7 @@ def carrier(schedule: Schedule) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "factor": length / original,
-        "original_max_position_embeddings": original,
+        ORIGINAL: original,
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": scale,
@@ -126,7 +127,7 @@ def native_parameters(
         keys["attn_factor"] = attn_factor(keys["attention_factor"], schedule.factor)
     if native["rope_type"] == "linear":
         # Without it some take max_position_embeddings times factor for the length.
-        keys["original_max_position_embeddings"] = schedule.rope.trained_length
+        keys[ORIGINAL] = schedule.rope.trained_length
     return keys
 
 
@@ -144,7 +145,7 @@ def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "factor": said,
-        "original_max_position_embeddings": schedule.rope.trained_length,
+        ORIGINAL: schedule.rope.trained_length,
         "short_factor": zeros,
         "long_factor": zeros,
         "short_mscale": 1.0,

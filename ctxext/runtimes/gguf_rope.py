@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.block import block
-from ..config.keys import ORIGINAL, head_dim, sliding_window
+from ..config.keys import OLD_NAMES, ORIGINAL, head_dim, sliding_window
 from ..config.rope_parameters import Fallback, attn_factor, carrier, usual_ramp
 from ..errors import CtxextError, warn
 from ..methods.by_parts import yarn_attention_scale
@@ -165,7 +165,7 @@ def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[st
     factor = _clean(get("rope.scaling.factor") or get("rope.scale_linear") or 1.0)
     original = get("rope.scaling.original_context_length")
     scale = get("rope.scaling.attn_factor", 1.0)
-    if kind in ("longrope", "su") or (freqs is not None and kind == "yarn"):
+    if OLD_NAMES.get(kind, kind) == "longrope" or (freqs is not None and kind == "yarn"):
         raise CtxextError(
             f"this GGUF combines rope scaling {kind!r} with tables, which llama.cpp switches by the context size",
             hint="patch the original checkpoint and export it",
