@@ -58,7 +58,12 @@ def check_weights(folder: Path) -> None:
             _check_safetensors(folder / relative)
 
 
-def _check_safetensors(path: Path) -> None:
+def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The entries of a safetensors file by tensor, and where in the file its data begins, in bytes.
+
+    An entry has dtype, shape and data_offsets, which count from there; the library shows no offsets, and reads a
+    tensor only whole. Raises CtxextError if the file is too short for its header or that is damaged.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -69,11 +74,16 @@ def _check_safetensors(path: Path) -> None:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise CtxextError(f"{path} has a damaged header", hint="download it again") from error
-    end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
-    if size != 8 + length + end:
-        raise CtxextError(
-            f"{path} is {size} bytes long, its header promises {8 + length + end}", hint="download it again"
-        )
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def _check_safetensors(path: Path) -> None:
+    header, begin = safetensors_header(path)
+    size = path.stat().st_size
+    promised = begin + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if size != promised:
+        raise CtxextError(f"{path} is {size} bytes long, its header promises {promised}", hint="download it again")
 
 
 def link_or_copy(source: Path, target: Path, *, link: bool) -> bool:

@@ -22,6 +22,7 @@ def expressible(schedule: Schedule, model_type: str) -> bool:
 
 def layers_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, Any]:
     """config.json of a Llama or SmolLM3 as that of a SmolLM3 with the schedule's layers unrotated."""
+    assert isinstance(schedule.encoding, UnrotatedLayers)
     count = int(config["num_hidden_layers"])
     rotates = list(config.get("no_rope_layers") or [1] * count)
     for i in schedule.encoding.of(count):
@@ -35,7 +36,8 @@ def layers_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, An
 
 def is_written(config: Mapping[str, Any], schedule: Schedule) -> bool:
     """Whether config.json says the schedule's layers by itself, so that plain transformers runs them."""
-    if not expressible(schedule, config.get("model_type", "")) or not config.get("no_rope_layers"):
+    rotates = config.get("no_rope_layers")
+    if not expressible(schedule, config.get("model_type", "")) or not rotates:
         return False
-    rotates = config["no_rope_layers"]
+    assert isinstance(schedule.encoding, UnrotatedLayers)
     return not any(rotates[i] for i in schedule.encoding.of(len(rotates)))

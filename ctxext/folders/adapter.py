@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +23,10 @@ from typing import Any
 
 from .. import __version__
 from ..config.block import digest, read_block
-from ..config.read import rope_parameters
+from ..config.keys import rope_parameters
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS
+from ..files import WEIGHTS, safetensors_header
 from ..rope import Schedule
 
 CONFIG = "adapter_config.json"
@@ -61,14 +60,11 @@ def fingerprint(folder: Path) -> str:
     safetensors = sorted(folder.glob("*.safetensors"))
     lines: list[str] = []
     for path in safetensors:
+        header, start = safetensors_header(path)
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
             for name, tensor in header.items():
-                if name == "__metadata__":
-                    continue
                 begin, end = tensor["data_offsets"]
-                file.seek(8 + length + begin)
+                file.seek(start + begin)
                 sample = file.read(min(_SAMPLE, end - begin))
                 lines.append(f"{name} {tensor['dtype']} {tensor['shape']} {hashlib.sha256(sample).hexdigest()}")
     if not safetensors:

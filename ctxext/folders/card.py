@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import __version__, methods
 from ..config.smollm3 import is_written
 from ..rope import Schedule
-from ..runtimes.portability import portability
+from ..runtimes.portability import Verdict
 
 UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
 
 
-def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weights: str = UNTRAINED) -> str:
-    """README.md of a patched folder, with the hub's metadata block on top. weights: where they come from."""
+def model_card(
+    base: str,
+    schedule: Schedule,
+    config: Mapping[str, Any],
+    *,
+    verdicts: Sequence[Verdict],
+    weights: str = UNTRAINED,
+) -> str:
+    """README.md of a patched folder, with the hub's metadata block on top.
+
+    verdicts: who will run it. weights: where they come from.
+    """
     method = methods.get(schedule.method)
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
     native = schedule.is_static or is_written(config, schedule)
     fallback = not native and not str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
-    runtimes = portability(config, folder="this-folder")
     at_end = " in the last stage" if len(schedule.stages) > 1 else ""
     return f"""---
 base_model: {base}
@@ -50,10 +59,10 @@ tags: [ctxext, long-context, {schedule.method}]
 
 | runtime | version | | | known by |
 |---|---|---|---|---|
-{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in runtimes)}
+{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in verdicts)}
 
 ```text
-{chr(10).join(f"{v.runtime}: {v.command}" for v in runtimes if v.runs in ("exact", "approximates"))}
+{chr(10).join(f"{v.runtime}: {v.command}" for v in verdicts if v.runs in ("exact", "approximates"))}
 ```
 
 ## The schedule

@@ -10,7 +10,8 @@ from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.read import head_dim, read_schedule, sliding_window
+from ..config.keys import head_dim, sliding_window
+from ..config.read import read_schedule
 from ..errors import CtxextError, UsageError
 from ..rope import Rope, Schedule
 from .source import display_name, is_gguf, peek, resolve

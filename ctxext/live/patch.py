@@ -14,8 +14,9 @@ from torch import nn
 
 from .. import methods
 from ..config.block import digest
-from ..config.families import unsupported_reason
-from ..config.read import SCALED_LAYERS, read_rope, sliding_window, window_message
+from ..config.families import SCALED_LAYERS, unsupported_reason
+from ..config.keys import sliding_window, window_message
+from ..config.read import read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
 from . import attention, staged_attention

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config.read import SCALED_LAYERS
+from ..config.families import SCALED_LAYERS
 from ..config.write import write_config
 from ..errors import CtxextError
 from ..rope import Schedule, unpatched

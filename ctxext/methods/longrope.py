@@ -10,10 +10,9 @@ from ..rope import Rope, Schedule, static
 from .registry import method
 
 
-def attention_scale(factor: float, length: int) -> float:
-    """What LongRoPE multiplies cos and sin by at s times L tokens, sqrt(1 + ln s / ln L) (Ding et al. 2024,
-    arXiv:2402.13753, as transformers and MLX-LM compute it)."""
-    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+def longrope_attention_scale(factor: float, trained_length: float) -> float:
+    """What LongRoPE multiplies cos and sin by, sqrt(1 + ln s / ln L), as Phi-3 and transformers do."""
+    return math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
 
 
 @method(
@@ -40,7 +39,7 @@ def longrope(
     """
     _check_factors(rope, "long_factor", long_factor)
     if attention_factor is None:
-        attention_factor = attention_scale(factor, rope.trained_length)
+        attention_factor = longrope_attention_scale(factor, rope.trained_length)
     ratios = [1 / f for f in long_factor]
     long = static(rope, factor, ratios, attention_scale=attention_factor, start_tokens=start_tokens)
     if short_factor is None:

@@ -9,7 +9,7 @@ from ._turns import check_ordered, clamp
 from .registry import method
 
 
-def attention_scale(factor: float, weight: float = 1.0) -> float:
+def yarn_attention_scale(factor: float, weight: float = 1.0) -> float:
     """What YaRN multiplies cos and sin by at scale s: 0.1 w ln s + 1 (eq. 22; w is DeepSeek's mscale)."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
@@ -49,9 +49,9 @@ def yarn(
     if attention_factor is not None:
         scale = attention_factor
     elif mscale and mscale_all_dim:
-        scale = attention_scale(factor, mscale) / attention_scale(factor, mscale_all_dim)
+        scale = yarn_attention_scale(factor, mscale) / yarn_attention_scale(factor, mscale_all_dim)
     else:
-        scale = attention_scale(factor)
+        scale = yarn_attention_scale(factor)
     native = {
         "rope_type": "yarn",
         "factor": factor,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import terminal
-from ..config.read import head_dim
+from ..config.keys import head_dim
 from ..errors import CtxextError
 from ..folders.source import TINY
 from .recipe import AdapterSpec, Recipe

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ctxext.config.families import per_layer_type
-from ctxext.config.read import SCALING_KEYS
+from ctxext.config.keys import SCALING_KEYS
 
 TRAINED = 64
 _LARGEST = 30_000_000

@@ -7,7 +7,9 @@ from rope_configs import V4, V5, options
 
 from ctxext import methods
 from ctxext.config.families import require_support, unsupported_reason
-from ctxext.config.read import read_rope, read_schedule, rope_parameters, sliding_window
+from ctxext.config.keys import rope_parameters, sliding_window
+from ctxext.config.read import read_rope, read_schedule
+from ctxext.config.rope_parameters import Target
 from ctxext.config.write import write_config
 from ctxext.errors import CtxextError, UsageError
 from ctxext.rope import Rope
@@ -103,7 +105,7 @@ def test_already_scaled_is_refused_replaced_or_composed(kind):
     assert methods.schedule(composed, "pi", 2).native is None
 
 
-@pytest.mark.parametrize("target", ["all", "vllm"])
+@pytest.mark.parametrize("target", [Target(), Target(trained_length_under_linear=True)], ids=["all", "vllm"])
 @pytest.mark.parametrize("name", [n for n, m in methods.all_methods().items() if not m.loads.startswith("needs")])
 def test_composing_extends_what_the_first_patch_reached(name, target):
     """Whatever stands in max_position_embeddings: for vLLM, linear scaling leaves the trained length there."""

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from ... import methods
 from ...config.families import in_transformers
-from ...config.read import ROPE_TYPES, SCALING_KEYS, head_dim, rope_parameters
-from ...methods import ntk
-from ...rope import Rope
-from . import Folder, check
-from .common import ORIGINAL, Found, drop_key, nested, scaled, set_keys, set_scaling
-
-_NUMBERS = (
+from ...config.keys import (
+    OLD_NAMES,
     ORIGINAL,
-    "factor",
-    "attention_factor",
-    "attn_factor",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "mscale_all_dim",
+    ROPE_TYPES,
+    SCALING_KEYS,
+    RopeType,
+    head_dim,
+    rope_parameters,
+    rotary_dim,
 )
-_NUMBERS += ("low_freq_factor", "high_freq_factor", "rope_theta", "short_mscale", "long_mscale")
+from ...rope import Rope
+from ...runtimes.facts import affected_by, listed
+from .check import Found, check
+from .folder import Folder, drop_key, set_keys, set_scaling
+
 _LENGTHS = (ORIGINAL, "max_position_embeddings")
 _TOP_NUMBERS = ("rope_theta", *_LENGTHS)
-_PARTS = {"llama3": ("low_freq_factor", "high_freq_factor")}
-_PARTS |= dict.fromkeys(("longrope", "su"), ("short_factor", "long_factor"))
 
 
 @check("error", "jquesnelle/yarn checkpoints need trust_remote_code of 2023")
@@ -42,23 +39,26 @@ def old_remote_code(folder: Folder) -> Found:
 @check("error", "vLLM#52665; hand-edited configs")
 def numbers_as_text(folder: Folder) -> Found:
     """Numbers in quotes."""
-    top = [(key, folder.config.get(key), lambda **keys: set_keys("config.json", **keys)) for key in _TOP_NUMBERS]
-    for key, value, mend in [(key, folder.scaling.get(key), set_scaling) for key in _NUMBERS] + top:
+    inside = [key for key, kind in SCALING_KEYS.items() if kind in (int, float)]
+    for key, at_top in [(key, False) for key in inside] + [(key, True) for key in _TOP_NUMBERS]:
+        value = (folder.config if at_top else folder.scaling).get(key)
         if isinstance(value, str):
-            where = f"rope {key}" if mend is set_scaling else f"config.json, {key}"
+            where = f"config.json, {key}" if at_top else f"rope {key}"
             try:
                 number = int(float(value)) if key in _LENGTHS else float(value)
             except (ValueError, OverflowError):
                 yield where, f"{value!r} is no number", "write the number that was meant", None
                 continue
-            yield where, f"{value!r} is text, not a number", f"write {number}", mend(**{key: number})
+            mend = set_keys("config.json", **{key: number}) if at_top else set_scaling(**{key: number})
+            yield where, f"{value!r} is text, not a number", f"write {number}", mend
 
 
 @check("error", "transformers: a KeyError when the model is built")
 def parts_missing(folder: Folder) -> Found:
     """llama3 and longrope without what they can't do without."""
-    missing = [key for key in _PARTS.get(folder.kind, ()) if folder.scaling.get(key) is None]
-    if missing and scaled(folder):
+    rope_type = ROPE_TYPES.get(OLD_NAMES.get(folder.kind, folder.kind), RopeType())
+    missing = [key for key in rope_type.required if folder.scaling.get(key) is None]
+    if missing and folder.scaled:
         what = f"{folder.kind} without {' and '.join(missing)} is a KeyError in transformers"
         yield "rope_scaling", what, "take the config from the base model", None
 
@@ -71,9 +71,9 @@ def type_missing(folder: Folder) -> Found:
         found = folder.config.get(dialect)
         if found and not isinstance(found, dict):
             yield dialect, f"{found!r} is no object", fix, None
-    keys = (SCALING_KEYS & folder.scaling.keys()) - {"rope_type", "type", "rope_theta", ORIGINAL}
+    keys = (SCALING_KEYS.keys() & folder.scaling.keys()) - {"rope_type", "type", "rope_theta", ORIGINAL}
     said = folder.scaling.get("rope_type") or folder.scaling.get("type")
-    if keys and not said and not nested(folder):
+    if keys and not said and not folder.nested:
         what = f"{', '.join(sorted(keys))} without a type: transformers runs no scaling at all"
         yield "rope_scaling", what, fix, None
 
@@ -85,17 +85,13 @@ def old_names(folder: Folder) -> Found:
     if "finetuned" in keys:
         what = "`finetuned` is a key of YaRN's own code that nothing reads"
         yield "rope_scaling", what, "drop it", set_scaling(("finetuned",))
-    if kind == "su":
-        yield (
-            "rope_scaling",
-            "type su is called longrope now",
-            "rename it",
-            set_scaling(rope_type="longrope"),
-        )
+    if kind in OLD_NAMES:
+        name = OLD_NAMES[kind]
+        yield "rope_scaling", f"type {kind} is called {name} now", "rename it", set_scaling(rope_type=name)
     elif kind == "ntk" and isinstance(keys.get("factor"), int | float):
         theta = keys.get("rope_theta") or folder.config.get("rope_theta") or 10000.0
         rope = Rope(theta, head_dim(folder.config), folder.config.get("max_position_embeddings") or 2048)
-        raised = ntk.ntk(rope, float(keys["factor"])).native["rope_theta"]
+        raised = (methods.get("ntk").function(rope, float(keys["factor"])).native or {})["rope_theta"]
 
         def mend(folder: Folder) -> None:
             folder.config["rope_scaling"] = None
@@ -103,7 +99,7 @@ def old_names(folder: Folder) -> Found:
             folder.config["rope_parameters"] = {"rope_type": "default", "rope_theta": raised}
 
         yield "rope_scaling", "type ntk is a KeyError in transformers", f"write theta {raised:.8g} instead", mend
-    elif kind not in ROPE_TYPES and not kind.startswith("ctxext") and not nested(folder) and kind != "None":
+    elif kind not in ROPE_TYPES and not kind.startswith("ctxext") and not folder.nested and kind != "None":
         yield "rope_scaling", f"no runtime knows type {kind!r}", "patch the original checkpoint anew", None
 
 
@@ -119,7 +115,7 @@ def theta_missing(folder: Folder) -> Found:
 @check("error", "transformers: several scalings multiply head_dim unseen (Mixtral)")
 def head_dim_null(folder: Folder) -> Found:
     """`head_dim: null` with a scaling."""
-    if scaled(folder) and "head_dim" in folder.config and folder.config["head_dim"] is None:
+    if folder.scaled and "head_dim" in folder.config and folder.config["head_dim"] is None:
         size = head_dim(folder.config)
         what = "head_dim is null, which transformers' scaling functions multiply"
         yield "config.json", what, f"write {size}", set_keys("config.json", head_dim=size)
@@ -129,18 +125,18 @@ def head_dim_null(folder: Folder) -> Found:
 def whole_factor(folder: Folder) -> Found:
     """An integer where a server wants a float."""
     factor = folder.scaling.get("factor")
-    if isinstance(factor, int) and not isinstance(factor, bool) and scaled(folder):
-        what = f"factor {factor} is written as an integer: vLLM and SGLang stop under linear scaling"
+    if isinstance(factor, int) and not isinstance(factor, bool) and folder.scaled:
+        stop = listed(affected_by("linear", "whole factor"))
+        what = f"factor {factor} is written as an integer: {stop} stop under linear scaling"
         yield "rope_scaling", what, f"write {float(factor)}", set_scaling(factor=float(factor))
 
 
 @check("error", "a list of factors for another head size")
 def lists_of_wrong_length(folder: Folder) -> Found:
     """longrope lists that don't fit the model."""
-    if folder.kind not in ("longrope", "su"):
+    if OLD_NAMES.get(folder.kind, folder.kind) != "longrope":
         return
-    partial = rope_parameters(folder.config).get("partial_rotary_factor", 1.0)
-    size = int(head_dim(folder.config) * partial) // 2
+    size = rotary_dim(folder.config, rope_parameters(folder.config)) // 2
     for name in ("short_factor", "long_factor"):
         values = folder.scaling.get(name)
         if isinstance(values, list) and len(values) != size:

@@ -294,7 +294,7 @@ def test_patch_errors(folders, tmp_path, monkeypatch, capsys):
 
 
 def test_export_errors(folders, tmp_path, monkeypatch, capsys):
-    with pytest.raises(UsageError, match="dtype 'q4'"):
+    with pytest.raises(UsageError, match="dtype='q4'"):
         export_gguf(folders / "llama", tmp_path / "x.gguf", dtype="q4")
     pico_model("gemma").save_pretrained(tmp_path / "gemma")
     with pytest.raises(CtxextError, match="can't export gemma"):
@@ -314,7 +314,8 @@ def test_export_errors(folders, tmp_path, monkeypatch, capsys):
         export_gguf(odd, tmp_path / "w.gguf")
     code, _, err = run(monkeypatch, capsys, "export", folders / "llama", "--to", "onnx")
     assert code == 2
-    assert "the one format is gguf" in err
+    assert "--to" in err
+    assert "gguf" in err
     code, out, _ = run(monkeypatch, capsys, "export", folders / "llama", "-o", tmp_path / "c.gguf", "--json")
     assert (code, json.loads(out)["architecture"]) == (0, "llama")
 

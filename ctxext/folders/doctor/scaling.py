@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import math
+from ...config.keys import OLD_NAMES, ORIGINAL, ROPE_TYPES, SCALING_KEYS, rope_parameters
+from ...config.rope_parameters import attn_factor
+from ...methods.yarn import yarn_attention_scale
+from ...runtimes.facts import affected_by, ignorers, listed, readers
+from .check import Found, check
+from .folder import Folder, set_keys, set_scaling
 
-from ...config.read import SCALING_KEYS, rope_parameters
-from . import Folder, check
-from .common import CLOSE, ORIGINAL, WITH_ORIGINAL, Found, lengths, nested, ours, scaled, set_keys, set_scaling
+_CLOSE = 1e-4
 
 
 @check("error", "transformers#38224, #36877")
 def factor_missing(folder: Folder) -> Found:
     """A scaling without its factor or its original length, where the other two give it."""
-    if not scaled(folder) or folder.kind not in ("linear", *WITH_ORIGINAL):
+    rope_type = ROPE_TYPES.get(folder.kind)
+    if not folder.scaled or rope_type is None:
         return
-    length, original, factor = lengths(folder)
-    if factor is None and folder.kind in ("linear", "yarn", "llama3"):
-        known = original and length and length > original
-        value = length / original if known else None
+    length, original, factor = folder.length, folder.original, folder.factor
+    if factor is None and rope_type.factor:
+        value = length / original if original and length and length > original else None
         yield (
             "rope_scaling",
             f"{folder.kind} without a factor",
-            f"write {value:g}, the ratio of the lengths" if known else "write the factor that was trained",
-            set_scaling(factor=value) if known else None,
+            f"write {value:g}, the ratio of the lengths" if value else "write the factor that was trained",
+            set_scaling(factor=value) if value else None,
         )
-    elif original is None and folder.kind in WITH_ORIGINAL and length and factor:
+    elif original is None and rope_type.original and length and factor:
         whole = length / factor == int(length / factor) and factor > 1
         value = int(length / factor)
         yield (
@@ -38,8 +41,8 @@ def factor_missing(folder: Folder) -> Found:
 @check("error", "no runtime shrinks the length that was trained")
 def factor_below_one(folder: Folder) -> Found:
     """A factor that would shorten what the model reads."""
-    factor = lengths(folder)[2]
-    if scaled(folder) and factor is not None and factor < 1:
+    factor = folder.factor
+    if folder.scaled and factor is not None and factor < 1:
         yield "rope_scaling", f"factor {factor:g} is below 1", "write the factor that was trained", None
 
 
@@ -47,7 +50,7 @@ def factor_below_one(folder: Folder) -> Found:
 def originals_differ(folder: Folder) -> Found:
     """Two original lengths."""
     top, inside = folder.config.get(ORIGINAL), folder.scaling.get(ORIGINAL)
-    if top and inside and top != inside and not ours(folder):
+    if top and inside and top != inside and not folder.ours:
         what = f"the original length is {top} at the top and {inside} in the scaling: transformers runs {top}"
         yield "config.json", what, f"write {top} in both", set_scaling(original_max_position_embeddings=top)
 
@@ -56,11 +59,11 @@ def originals_differ(folder: Folder) -> Found:
 def dialects_differ(folder: Folder) -> Found:
     """rope_scaling and rope_parameters that say different things."""
     old, new = folder.config.get("rope_scaling"), folder.config.get("rope_parameters")
-    if not (isinstance(old, dict) and isinstance(new, dict)) or nested(folder) or ours(folder):
+    if not (isinstance(old, dict) and isinstance(new, dict)) or folder.nested or folder.ours:
         return
     runs = rope_parameters(folder.config)
     other = rope_parameters({k: v for k, v in folder.config.items() if k not in ("rope_scaling", "rope_theta")})
-    shared = (SCALING_KEYS - {"type", "finetuned"}) & (runs.keys() | other.keys())
+    shared = (SCALING_KEYS.keys() - {"type", "finetuned"}) & (runs.keys() | other.keys())
     differing = sorted(k for k in shared if runs.get(k) != other.get(k))
     if differing:
         yield (
@@ -78,10 +81,11 @@ def attention_factor(folder: Folder) -> Found:
     factor = keys.get("factor")
     if folder.kind != "yarn" or not isinstance(factor, int | float) or factor <= 1:
         return
-    usual = 0.1 * math.log(factor) + 1
+    usual = yarn_attention_scale(factor)
     has, other = keys.get("attention_factor"), keys.get("attn_factor")
-    if isinstance(other, int | float) and has is None and abs(other - 1) > CLOSE:
-        what = f"attn_factor {other} is read by SGLang, transformers and vLLM ignore it"
+    if isinstance(other, int | float) and has is None and abs(other - 1) > _CLOSE:
+        reads, ignore = readers("yarn.attn_factor"), ignorers("yarn.attn_factor")
+        what = f"attn_factor {other} is read by {reads}, {ignore} ignore it"
         value = other * usual
         yield (
             "rope_scaling",
@@ -89,17 +93,17 @@ def attention_factor(folder: Folder) -> Found:
             f"write attention_factor {value:.6g} beside it",
             set_scaling(attention_factor=value),
         )
-    elif isinstance(has, int | float) and other is None and abs(has - usual) > CLOSE:
-        what = f"attention_factor {has} is ignored by SGLang"
-        value = has / usual
+    elif isinstance(has, int | float) and other is None and abs(has - usual) > _CLOSE:
+        what = f"attention_factor {has} is ignored by {readers('yarn.attn_factor')}"
+        value = attn_factor(has, factor)
         yield "rope_scaling", what, f"write attn_factor {value:.6g} beside it", set_scaling(attn_factor=value)
 
 
 @check("error", "ms-swift#5146; vLLM#56446, #53634; exllamav3 takes the ratio")
 def length_not_raised(folder: Folder) -> Found:
     """max_position_embeddings that isn't original length x factor."""
-    length, original, factor = lengths(folder)
-    if folder.kind not in ("yarn", "llama3") or ours(folder):
+    length, original, factor = folder.length, folder.original, folder.factor
+    if folder.kind not in ("yarn", "llama3") or folder.ours:
         return
     if not (length and original and factor) or factor < 1:
         return
@@ -113,15 +117,17 @@ def length_not_raised(folder: Folder) -> Found:
 @check("error", "transformers#25104, vLLM#3488, #55910: dynamic and switching scaling")
 def depends_on_the_call(folder: Folder) -> Found:
     """Scalings that give other text with a cache than without, or never scale at all."""
-    length, original, factor = lengths(folder)
-    if folder.kind == "dynamic" and not nested(folder):
+    length, original, factor = folder.length, folder.original, folder.factor
+    if folder.kind == "dynamic" and not folder.nested:
         never = original and factor and length == round(original * factor)
         what = "dynamic scaling contradicts its KV cache in transformers, and servers do something else"
         if never:
             what = "dynamic scaling never sets in: transformers takes max_position_embeddings for what was trained"
         yield "rope_scaling", what, "patch it: --existing replace --method dynamic_ntk, or a static method", None
     keys = folder.scaling
-    if folder.kind in ("longrope", "su") and keys.get("short_factor") != keys.get("long_factor"):
+    if OLD_NAMES.get(folder.kind, folder.kind) == "longrope" and keys.get("short_factor") != keys.get(
+        "long_factor"
+    ):
         what = "two lists of factors switch by the length of the call: keys in a cache keep the old angles"
         yield "rope_scaling", what, "patch it: --existing replace --method longrope with both lists", None
 
@@ -130,7 +136,7 @@ def depends_on_the_call(folder: Folder) -> Found:
 def new_dialect_alone(folder: Folder) -> Found:
     """What transformers 5 saves: readers of rope_theta and rope_scaling run theta 10000 without scaling."""
     config = folder.config
-    if not isinstance(config.get("rope_parameters"), dict) or nested(folder) or ours(folder):
+    if not isinstance(config.get("rope_parameters"), dict) or folder.nested or folder.ours:
         return
     if config.get("rope_theta") is not None or config.get("rotary_emb_base") is not None:
         return
@@ -140,5 +146,6 @@ def new_dialect_alone(folder: Folder) -> Found:
     plain = found["rope_type"] == "default"
     scaling = None if plain else {**found, "type": found["rope_type"]}
     mend = set_keys("config.json", rope_theta=found["rope_theta"], rope_scaling=scaling)
-    what = "rope_parameters alone: MLX-LM, TGI, Ollama and transformers 4 run theta 10000 without scaling"
+    misled = listed([*affected_by("no v4 keys"), "transformers 4"])
+    what = f"rope_parameters alone: {misled} run theta 10000 without scaling"
     yield "config.json", what, "write rope_theta and rope_scaling beside it", mend

@@ -8,25 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import pico_model, run
+from pydantic import TypeAdapter
 
 import ctxext
 from ctxext import methods
-from ctxext.config.rope_parameters import TARGETS
+from ctxext.config.keys import ROPE_TYPES
 from ctxext.config.write import write_config
 from ctxext.errors import UsageError
 from ctxext.rope import Rope
-from ctxext.runtimes.facts import RULES, RUNTIMES
+from ctxext.runtimes.facts import Facts, facts, markdown, read_table, target, target_names
 from ctxext.runtimes.portability import features, portability, serve_without_patching, stand_in, verdicts
 from experiments.serving import __main__ as serving_ropes
 
 ROPE = Rope(500000.0, 64, 2048)
 STATIC = serving_ropes.static_schedules(ROPE, 4)
 STAGED = {name: methods.schedule(ROPE, name, 4) for name in ("dynamic_ntk", "dynamic_yarn", "dynamic_pi")}
-RUNS = {"exact", "approximates", "misread", "refused", "unchecked"}
 
 
-def written(schedule, model_type="llama", **options):
-    return write_config(stand_in(ROPE, model_type), schedule, **options)
+def written(schedule, model_type="llama", *, runtime="all", **options):
+    return write_config(stand_in(ROPE, model_type), schedule, target=target(runtime), **options)
 
 
 def v5_only(config):
@@ -86,15 +86,22 @@ def answer(config, runtime):
 
 def test_every_rule_answers_some_config():
     """No rule is dead, hidden by one before it, or about a runtime that isn't listed."""
-    used = set()
-    for config in all_configs():
-        found = features(config)
-        for runtime in RUNTIMES:
-            rule = next((r for r in RULES if r.runtime == runtime.name and r.features <= found), None)
-            used.add(rule)
-    assert [r for r in RULES if r not in used] == []
-    assert {r.runtime for r in RULES} <= {r.name for r in RUNTIMES}
-    assert {r.runs for r in RULES} <= RUNS
+    found = [features(config) for config in all_configs()]
+    for runtime in facts().runtimes:
+        used = {id(runtime.rule(words)) for words in found}
+        assert [rule for rule in runtime.rules if id(rule) not in used] == []
+
+
+def test_the_table_says_what_its_types_allow():
+    """Its values are of the types that the loader names, its words are known, and documents show every rule."""
+    assert TypeAdapter(Facts).validate_python(read_table()) == facts()
+    words = {*ROPE_TYPES, "staged", *facts().features}
+    assert {word for config in all_configs() for word in features(config)} <= words
+    for runtime in facts().runtimes:
+        assert {word for rule in runtime.rules for word in rule.when} <= words
+        assert all(
+            f"| {runtime.name} | {', '.join(rule.when)} | {rule.runs} |" in markdown() for rule in runtime.rules
+        )
 
 
 def own_table(schedule):
@@ -160,12 +167,12 @@ def llama3(keys, base):
     return (1 - smooth) * base / keys["factor"] + smooth * base
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", target_names())
 @pytest.mark.parametrize("name", STATIC)
 def test_exact_means_the_same_table(name, target):
     """By the formulas of MLX-LM and ExLlamaV3, on the folder that each target writes."""
     schedule = STATIC[name]
-    config = written(schedule, target=target)
+    config = written(schedule, runtime=target)
     freqs, scale = own_table(schedule)
     for runtime, table in (("MLX-LM", mlx), ("ExLlamaV3", exllama)):
         got, got_scale = table(config)
@@ -177,7 +184,7 @@ def test_exact_means_the_same_table(name, target):
 def test_target_mlx_makes_yarn_with_options_exact():
     schedule = STATIC["yarn, own options"]
     assert answer(written(schedule), "MLX-LM").runs == "misread"
-    config = written(schedule, target="mlx")
+    config = written(schedule, runtime="mlx")
     assert config["rope_parameters"]["rope_type"] == "longrope"
     for runtime in ("transformers", "vLLM", "SGLang", "MLX-LM", "ExLlamaV3", "llama.cpp (ctxext export)"):
         assert answer(config, runtime).runs == "exact"
@@ -187,12 +194,12 @@ def test_target_vllm_leaves_linears_length():
     """vLLM multiplies max_position_embeddings by a linear factor; transformers doesn't look at it."""
     pi = STATIC["pi"]
     assert "max-model-len" in answer(written(pi), "vLLM").note
-    config = written(pi, target="vllm")
+    config = written(pi, runtime="vllm")
     assert config["max_position_embeddings"] * config["rope_parameters"]["factor"] == pi.max_length
     assert answer(config, "vLLM").note == ""
     assert answer(config, "vLLM").command.endswith(f"--max-model-len {pi.max_length}")
     with pytest.raises(UsageError, match="target='onnx'"):
-        written(pi, target="onnx")
+        written(pi, runtime="onnx")
 
 
 def test_the_carrier_says_its_scale_in_every_way():
