@@ -7,6 +7,7 @@ survives save_pretrained, PEFT, device maps, torch.compile and gradient checkpoi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .. import methods
 from ..config.block import digest
 from ..config.families import SCALED_LAYERS, unsupported_reason
 from ..config.keys import sliding_window, window_message
-from ..config.read import read_rope
+from ..config.read import Existing, read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
 from . import attention, staged_attention
@@ -33,8 +34,9 @@ def patch(
     factor: float,
     *,
     trained_length: int | None = None,
-    existing: str = "refuse",
-    **params: Any,
+    existing: Existing = "refuse",
+    method_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Schedule:
     """Make a live transformers model run `method` at `factor`, in place, and return the schedule.
 
@@ -44,13 +46,13 @@ def patch(
         schedules, whose keys nothing tells apart).
     trained_length: tokens, when config.max_position_embeddings is not what the model was trained with.
     existing: for a checkpoint whose config is already scaled: "refuse", "replace" or "compose".
-    params: the method's options (see `ctxext.methods.get(method).options`).
+    method_options: the method's own options (see `ctxext methods`); they may also be given by name.
 
     Raises UsageError for a bad factor or option, CtxextError if the model can't be patched or the patch
     had no effect. The model is unchanged after an error.
     """
     rope = read_rope(original_config(model), trained_length=trained_length, existing=existing)
-    schedule = methods.schedule(rope, method, factor, **params)
+    schedule = methods.schedule(rope, method, factor, **methods.options(method_options, options))
     apply(model, schedule)
     return schedule
 

@@ -189,3 +189,11 @@ def get(name: str) -> Method:
 def schedule(rope: Rope, name: str, factor: float, **params: Any) -> Schedule:
     """Schedule of method `name` for `rope`; see `Method.__call__` for the errors."""
     return get(name)(rope, factor, **params)
+
+
+def options(apart: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options that were given in a dict of their own, and those given by name; UsageError for both."""
+    twice = sorted(set(apart or ()) & set(named))
+    if twice:
+        raise UsageError(f"option {twice[0]!r} is given twice")
+    return {**(apart or {}), **named}
