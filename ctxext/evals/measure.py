@@ -53,13 +53,13 @@ def evaluate(
         raise UsageError(f"there is no evaluation {kind!r}", hint=nearest(kind, MEASURES))
     measure = MEASURES[kind]
     known = inspect.signature(measure).parameters
-    given: dict[str, Any] = {"seed": seed, "lengths": lengths, **options}
+    given: dict[str, Any] = {"seed": seed, "lengths": lengths, "data": data, **options}
     for name, value in list(given.items()):
         if name not in known:
             if value is not None:
                 raise UsageError(f"{kind} has no option {name!r}", hint=nearest(name, known))
             del given[name]
-    if "data" in known:
+    if "data" in given:
         given["data"] = partial(models.texts_for, model, [data] if isinstance(data, (str, Path)) else data)
     if given.get("judge") is not None:
         given["judge"] = partial(models.load, given["judge"], dtype=dtype, attention=attention)
