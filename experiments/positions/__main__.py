@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import methods, plots, terminal
+from ctxext.methods import alibi
 from ctxext.methods.sinusoidal import Sinusoids
 from ctxext.methods.t5_bias import T5Bias
 from ctxext.rope import Rope, Schedule
