@@ -52,7 +52,7 @@ def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOW
         schedule = methods.schedule(rope, name, factor)
         rows.append((f"{methods.get(name).title}", [sweep(schedule, i) for i in range(rope.size)]))
     with plots.figure(1.55 * (len(HANDS) + 1), 1.42 * len(rows) + 0.9) as figure:
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # placed by hand below
         grid = figure.subplots(len(rows), len(HANDS), squeeze=False)
         for (label, sweeps), line in zip(rows, grid, strict=True):
             for hand, axes in zip(HANDS, line, strict=True):
