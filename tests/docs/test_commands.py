@@ -1,7 +1,7 @@
 """Every command of the documentation runs, or at least is one that there is.
 
-What stands in a `console` block runs, in order, in one empty folder for each page that holds the recipes. What stands in a
-`sh` block or inside a sentence (hubs, servers, hours) is parsed by the real command line and not run.
+What stands in a `console` block runs, in order, in a folder of the page's own that holds the recipes. What stands
+in a `sh` block or inside a sentence (hubs, servers, hours) is parsed by the real command line and not run.
 """
 
 import re
@@ -69,15 +69,20 @@ def test_console_blocks_run(page, run, tmp_path, monkeypatch):
             same(shown, printed)
 
 
-def parsed(arguments):
-    """Parse a command line without running it, down through the groups of commands."""
+def mistake(arguments):
+    """What the command line finds wrong with these arguments, without running them; None if nothing.
+
+    A sentence may leave something out (`ctxext doctor --fix`); an option that isn't there is a mistake.
+    """
     command = typer.main.get_command(app.app)
-    context = command.make_context("ctxext", arguments)
-    while hasattr(command, "commands"):
-        rest = [*context._protected_args, *context.args]
-        name, command, rest = command.resolve_command(context, rest)
-        context = command.make_context(name, rest, parent=context)
-    return context
+    try:
+        context = command.make_context("ctxext", list(arguments))
+        while hasattr(command, "commands"):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            context = command.make_context(name, rest, parent=context)
+    except Exception as error:
+        return None if type(error).__name__ in ("MissingParameter", "BadOptionUsage") else error.format_message()
+    return None
 
 
 def unrun(page):
@@ -99,13 +104,7 @@ def test_other_commands_parse(page):
         assert words[0] in commands, f"ctxext {line}"
         whole = len(words) > 1 and not any(mark in line for mark in PLACEHOLDERS)
         if whole and not (words[0] == "eval" and len(words) == 2):
-            try:
-                parsed(words)
-            except Exception as error:
-                # `ctxext doctor --fix` in a sentence leaves the model out; an option that isn't there is a mistake.
-                assert type(error).__name__ in ("MissingParameter", "BadOptionUsage"), (
-                    f"ctxext {line}: {error.format_message()}"
-                )
+            assert mistake(words) is None, f"ctxext {line}: {mistake(words)}"
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=name_of)
