@@ -17,6 +17,7 @@ from ctxext import methods
 from ctxext.cli import app
 
 PLACEHOLDERS = ("...", "[", "…")
+COMMANDS = typer.main.get_command(app.app)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def mistake(arguments):
 
     A sentence may leave something out (`ctxext doctor --fix`); an option that isn't there is a mistake.
     """
-    command = typer.main.get_command(app.app)
+    command = COMMANDS
     try:
         context = command.make_context("ctxext", list(arguments))
         while hasattr(command, "commands"):
@@ -98,13 +99,13 @@ def unrun(page):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if list(unrun(p))], ids=name_of)
 def test_other_commands_parse(page):
-    commands = typer.main.get_command(app.app).commands
     for line in unrun(page):
         words = shlex.split(line)
-        assert words[0] in commands, f"ctxext {line}"
+        assert words[0] in COMMANDS.commands, f"ctxext {line}"
         whole = len(words) > 1 and not any(mark in line for mark in PLACEHOLDERS)
         if whole and not (words[0] == "eval" and len(words) == 2):
-            assert mistake(words) is None, f"ctxext {line}: {mistake(words)}"
+            wrong = mistake(words)
+            assert wrong is None, f"ctxext {line}: {wrong}"
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=name_of)
