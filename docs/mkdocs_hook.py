@@ -1,8 +1,8 @@
 """What mkdocs calls while it builds the site (mkdocs.yml, `hooks`).
 
-Some pages are files that belong elsewhere in the repository, the README among them: the site shows those, so there
-is no second copy. And a link in any page may name any file of the repository: another page becomes a link to that
-page, a picture is copied into the site, everything else is looked up in the repository.
+Some pages are files that belong elsewhere in the repository, the README among them: the site shows those, there
+is no second copy. A link in any page may name any file of the repository: a page becomes a link to that page, a
+picture is copied into the site, everything else is looked up in the repository.
 """
 
 from __future__ import annotations

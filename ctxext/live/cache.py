@@ -282,6 +282,7 @@ def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch
     if isinstance(layer, StaticLayer):
         if held.made is None and keeps:
             own = own.clone()
+        assert layer.keys is not None
         layer.keys[:, :, :length].copy_(turned)
     else:
         layer.keys = turned

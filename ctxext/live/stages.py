@@ -109,8 +109,8 @@ class StagedRotary(nn.Module):
 
     def scale(self, stage: int) -> float:
         """What `stage` multiplies cos and sin by."""
-        module = self.stages[stage]
-        return float(getattr(module, "scaled", module).attention_scaling)
+        module: Foreign = self.stages[stage]
+        return getattr(module, "scaled", module).attention_scaling
 
     def turn(
         self, positions: torch.Tensor, now: list[int] | torch.Tensor, then: list[int]

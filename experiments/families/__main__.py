@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -212,6 +212,14 @@ def matrix(only: list[str] | None = None, done: dict[str, dict] | None = None) -
             gc.collect()
 
 
+def _grouped(rows: list[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> list[tuple[Any, list[str]]]:
+    """The families that have the same key, the largest group first."""
+    groups: dict[Any, list[str]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row["family"])
+    return sorted(groups.items(), key=lambda item: -len(item[1]))
+
+
 def markdown(rows: list[dict[str, Any]], version: str) -> str:
     """The page docs/families.md."""
     tried = sorted({name for r in rows for name in r.get("methods", ())})
@@ -231,21 +239,20 @@ def markdown(rows: list[dict[str, Any]], version: str) -> str:
         "",
         "## Passes",
         "",
-        "| family | methods | staged schedules | PI against the oracle |",
-        "|---|---|---|--:|",
+        "| families | static methods | staged schedules |",
+        "|---|---|---|",
         *(
-            f"| {r['family']} | {len(r['methods'])} of {len(tried)} | {r['staged']} | {r['oracle']:.1e} |"
-            for r in by["passes"]
+            f"| {', '.join(names)} | {methods} of {len(tried)} | {staged} |"
+            for (methods, staged), names in _grouped(by["passes"], lambda r: (len(r["methods"]), r["staged"]))
         ),
+        "",
+        f"Largest difference from the oracle: {max((r['oracle'] for r in by['passes']), default=0.0):.1e}.",
     ]
     for status, title in (("refused", "Refused"), ("fails", "Fails"), ("not built", "Not built")):
         if by[status]:
             lines += ["", f"## {title}", "", "| families | why |", "|---|---|"]
-            reasons: dict[str, list[str]] = {}
-            for r in by[status]:
-                reasons.setdefault(r["why"].replace(r["family"], "it"), []).append(r["family"])
-            ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
-            lines += [f"| {', '.join(names)} | {why.replace('|', '/')} |" for why, names in ordered]
+            reasons = _grouped(by[status], lambda r: r["why"].replace(r["family"], "it").replace("|", "/"))
+            lines += [f"| {', '.join(names)} | {why} |" for why, names in reasons]
     return "\n".join(lines) + "\n"
 
 

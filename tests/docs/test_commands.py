@@ -1,7 +1,7 @@
 """Every command of the documentation runs, or at least is one that there is.
 
-What stands in a `console` block runs, in order, in one empty folder for each page that holds the recipes. What
-stands in a `sh` block or inside a sentence (hubs, servers, hours) is parsed by the real command line and not run.
+What stands in a `console` block runs, in order, in a folder of the page's own that holds the recipes. What stands
+in a `sh` block or inside a sentence (hubs, servers, hours) is parsed by the real command line and not run.
 """
 
 import re
@@ -17,6 +17,7 @@ from ctxext import methods
 from ctxext.cli import app
 
 PLACEHOLDERS = ("...", "[", "…")
+COMMANDS = typer.main.get_command(app.app)
 
 
 @pytest.fixture
@@ -69,15 +70,20 @@ def test_console_blocks_run(page, run, tmp_path, monkeypatch):
             same(shown, printed)
 
 
-def parsed(arguments):
-    """Parse a command line without running it, down through the groups of commands."""
-    command = typer.main.get_command(app.app)
-    context = command.make_context("ctxext", arguments)
-    while hasattr(command, "commands"):
-        rest = [*context._protected_args, *context.args]
-        name, command, rest = command.resolve_command(context, rest)
-        context = command.make_context(name, rest, parent=context)
-    return context
+def mistake(arguments):
+    """What the command line finds wrong with these arguments, without running them; None if nothing.
+
+    A sentence may leave something out (`ctxext doctor --fix`); an option that isn't there is a mistake.
+    """
+    command = COMMANDS
+    try:
+        context = command.make_context("ctxext", list(arguments))
+        while hasattr(command, "commands"):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            context = command.make_context(name, rest, parent=context)
+    except Exception as error:
+        return None if type(error).__name__ in ("MissingParameter", "BadOptionUsage") else error.format_message()
+    return None
 
 
 def unrun(page):
@@ -93,22 +99,13 @@ def unrun(page):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if list(unrun(p))], ids=name_of)
 def test_other_commands_parse(page):
-    commands = typer.main.get_command(app.app).commands
     for line in unrun(page):
         words = shlex.split(line)
-        assert words[0] in commands, f"ctxext {line}"
+        assert words[0] in COMMANDS.commands, f"ctxext {line}"
         whole = len(words) > 1 and not any(mark in line for mark in PLACEHOLDERS)
         if whole and not (words[0] == "eval" and len(words) == 2):
-            mistake = None
-            try:
-                parsed(words)
-            except Exception as error:
-                mistake = error
-            # `ctxext doctor --fix` in a sentence leaves the model out; an unknown option is a mistake.
-            assert mistake is None or type(mistake).__name__ in ("MissingParameter", "BadOptionUsage"), (
-                line,
-                mistake,
-            )
+            wrong = mistake(words)
+            assert wrong is None, f"ctxext {line}: {wrong}"
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "sh")], ids=name_of)
