@@ -140,7 +140,8 @@ def _segmented(layer: Layer, call: StagedCall) -> tuple[torch.Tensor, torch.Tens
         outputs.append(answer[0])
         weights.append(answer[1])
     if call.cache is not None:
-        assert block.turned is not None and block.values is not None
+        assert block.turned is not None
+        assert block.values is not None
         final = rows_of(plan.segments[-1].stages, batch)
         if call.held is not None and block.past:
             align(call.held, rotary, final, plan, batch)
