@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import typing
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 
 class CtxextError(Exception):
@@ -51,3 +53,10 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     return "choose one of: " + ", ".join(choices) if choices else "it takes no options"
+
+
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Raise UsageError unless `value` is one of a Literal's. name: of the argument."""
+    known = typing.get_args(choices)
+    if value not in known:
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}")

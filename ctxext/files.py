@@ -1,4 +1,4 @@
-"""File work for model folders: linking weights, checking that they are whole, replacing a folder in one step."""
+"""Files: model folders and whether they are whole, replacing in one step, JSON and JSON lines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import json
+import math
 import os
 import shutil
 import struct
@@ -57,7 +58,12 @@ def check_weights(folder: Path) -> None:
             _check_safetensors(folder / relative)
 
 
-def _check_safetensors(path: Path) -> None:
+def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The entries of a safetensors file by tensor, and where in the file its data begins, in bytes.
+
+    An entry has dtype, shape and data_offsets, which count from there; the library shows no offsets, and reads a
+    tensor only whole. Raises CtxextError if the file is too short for its header or that is damaged.
+    """
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(8)
@@ -68,11 +74,16 @@ def _check_safetensors(path: Path) -> None:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise CtxextError(f"{path} has a damaged header", hint="download it again") from error
-    end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
-    if size != 8 + length + end:
-        raise CtxextError(
-            f"{path} is {size} bytes long, its header promises {8 + length + end}", hint="download it again"
-        )
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def _check_safetensors(path: Path) -> None:
+    header, begin = safetensors_header(path)
+    size = path.stat().st_size
+    promised = begin + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if size != promised:
+        raise CtxextError(f"{path} is {size} bytes long, its header promises {promised}", hint="download it again")
 
 
 def link_or_copy(source: Path, target: Path, *, link: bool) -> bool:
@@ -128,14 +139,22 @@ def replacing_file(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
         raise CtxextError(f"{out} is a folder", hint="give a file name with -o")
     if out.exists() and not force:
         raise CtxextError(f"{out} exists already", hint="--force overwrites it, -o writes elsewhere")
-    temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
+        with _swapped_in(out) as file:
+            yield file
+    except OSError as error:
+        raise _explained(error, out) from error
+
+
+@contextlib.contextmanager
+def _swapped_in(out: Path) -> Iterator[IO[bytes]]:
+    """A temporary sibling of the file `out`, which it becomes when the block ends well."""
+    temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
+    try:
         with temporary.open("wb+") as file:
             yield file
         os.replace(temporary, out)
-    except OSError as error:
-        raise _explained(error, out) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -198,3 +217,67 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CtxextError(f"{folder / 'config.json'} holds no object")
     return config
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def dumps(document: Any, *, indent: int | None = 2) -> str:
+    """Strict JSON: keys in their order, non-finite numbers as null."""
+    return json.dumps(_plain(document), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a file in one step: a kill leaves the old file or the new one, never a part.
+
+    Folders above it are made. A link is replaced, never written through. Raises OSError as `open` does.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _swapped_in(path) as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return path
+
+
+def write_json(path: str | Path, document: Any, *, indent: int | None = 2) -> Path:
+    """`write_text` for a JSON document."""
+    return write_text(path, dumps(document, indent=indent) + "\n")
+
+
+def append_jsonl(path: str | Path, row: Any) -> None:
+    """Append one row as one line, in a single write, so that a kill can't interleave rows."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = dumps(row, indent=None) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A JSON document from a file; CtxextError says which file is missing or broken, and where."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CtxextError(f"{path} doesn't exist") from error
+    except ValueError as error:
+        raise CtxextError(f"{path} isn't a JSON document: {error}") from error
+
+
+def read_jsonl(path: str | Path) -> list[Any]:
+    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
+    lines = Path(path).read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line.strip()]

@@ -24,6 +24,11 @@ def main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def processes() -> int:
+    """How many processes a launcher started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True, quiet=not main_process())
 

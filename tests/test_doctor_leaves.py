@@ -1,12 +1,12 @@
 """What the doctor leaves as it is: what only a person can choose, what can't be mended, and good folders."""
 
 import pytest
-from ailments import BROKEN, UNMENDABLE, plain_folder, scaled, variant
+from broken_folders import BROKEN, UNMENDABLE, plain_folder, scaled, variant
 
 import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError
-from ctxext.folders.doctor import all_checks, examine
+from ctxext.folders.doctor import all_checks, doctor
 from ctxext.folders.source import TINY
 
 
@@ -21,7 +21,7 @@ def test_what_only_a_person_can_choose(name, plain, tmp_path):
     config, check = UNMENDABLE[name]
     folder = variant(plain, tmp_path, config)
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    done = examine(folder, fix=True)
+    done = doctor(folder, fix=True)
     assert check in [f.check for f in done.left]
     assert all(f.fix for f in done.left)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
@@ -30,7 +30,7 @@ def test_what_only_a_person_can_choose(name, plain, tmp_path):
 def test_cut_weights(plain, tmp_path):
     folder = variant(plain, tmp_path)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-10])
-    assert [f.check for f in examine(folder).findings] == ["weights"]
+    assert [f.check for f in doctor(folder).findings] == ["weights"]
 
 
 def good_folders(plain, tmp_path):
@@ -50,7 +50,7 @@ def good_folders(plain, tmp_path):
 def test_good_folders_are_left_alone(plain, tmp_path):
     for folder in good_folders(plain, tmp_path):
         before = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir() if p.is_file()}
-        done = examine(folder, fix=True)
+        done = doctor(folder, fix=True)
         assert done.findings == [], folder
         assert {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir() if p.is_file()} == before
 
@@ -64,4 +64,4 @@ def test_damaged_json(plain, tmp_path):
     folder = variant(plain, tmp_path)
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.raises(CtxextError, match=r"tokenizer_config\.json can't be read"):
-        examine(folder)
+        doctor(folder)

@@ -76,7 +76,7 @@ def test_distances_of_other_families(method, tokens):
 def test_no_distance_beyond_training(name, length, factor):
     """Every distance up to the target length, by brute force at the last query."""
     schedule = methods.schedule(Rope(1e4, 32, length), name, factor)
-    rule, last = schedule.distances, schedule.max_length - 1
+    rule, last = schedule.encoding, schedule.max_length - 1
     keys = range(0, last + 1, max(1, last // 3000))
     if name == "self_extend":
         used = [self_extend_distance(last, j, rule.window, int(rule.group)) for j in keys]
@@ -84,5 +84,6 @@ def test_no_distance_beyond_training(name, length, factor):
         used = [min(last - j, rule.window) for j in keys]
     else:
         used = [dual_chunk_distance(last, j, rule.chunk, rule.window) for j in keys]
+    assert used == [rule.distance(last, j) for j in keys]
     assert 0 <= max(used) <= length - 1
     assert rule.largest(last + 1) >= max(used)

@@ -10,8 +10,13 @@ from conftest import logits, pico_model
 import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError, UsageError
+from ctxext.methods.alibi import Alibi
+from ctxext.methods.nope import UnrotatedLayers
+from ctxext.methods.self_extend import SelfExtend
+from ctxext.methods.sinusoidal import Sinusoids
+from ctxext.methods.t5_bias import T5Bias
 from ctxext.rope import Rope, Schedule
-from ctxext.rope.encodings import Bias, Distances, InputTable, Layers
+from ctxext.rope.encodings import Encoding
 
 ROPE = Rope(1e4, 32, 64)
 
@@ -40,15 +45,16 @@ def test_json_round_trip(name, options):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Bias("rotary"), "is not one of alibi, t5"),
-        (lambda: Bias("t5", buckets=31), "even number of buckets"),
-        (lambda: Bias("t5", buckets=32, max_distance=16), "max_distance above half"),
-        (lambda: InputTable(base=1.0), "greater than 1"),
-        (lambda: Distances("grouped", 10, 1.5), "whole number"),
-        (lambda: Layers(), "which layers"),
-        (lambda: Layers((1,), 4), "which layers"),
-        (lambda: Layers((3,)).of(3), "no layer 3"),
-        (lambda: Layers(every=4).of(3), "has no layer 4"),
+        (lambda: Encoding.from_dict({"kind": "rotary"}), "no encoding 'rotary'"),
+        (lambda: Encoding.from_dict({"kind": "alibi", "depth": 2}), "no such fields"),
+        (lambda: T5Bias(buckets=31), "even number of buckets"),
+        (lambda: T5Bias(buckets=32, max_distance=16), "max_distance above half"),
+        (lambda: Sinusoids(base=1.0), "greater than 1"),
+        (lambda: SelfExtend(10, 1.5), "whole number"),
+        (lambda: UnrotatedLayers(), "which layers"),
+        (lambda: UnrotatedLayers((1,), 4), "which layers"),
+        (lambda: UnrotatedLayers((3,)).of(3), "no layer 3"),
+        (lambda: UnrotatedLayers(every=4).of(3), "has no layer 4"),
         (lambda: methods.schedule(ROPE, "nope", 2, every=0), "at least 1"),
         (lambda: methods.schedule(ROPE, "drope", 2, temperature=-1), "must not be negative"),
         (
@@ -58,7 +64,7 @@ def test_json_round_trip(name, options):
         (lambda: methods.schedule(ROPE, "self_extend", 4, window=64), "leaves nothing"),
         (lambda: methods.schedule(ROPE, "rerope", 2, window=64), "never seen in training"),
         (lambda: methods.schedule(ROPE, "dual_chunk", 2, chunk=60, window=20), "distances up to 79"),
-        (lambda: methods.schedule(ROPE, "t5_bias", 2, start="high"), "is not one of zero, alibi"),
+        (lambda: methods.schedule(ROPE, "t5_bias", 2, start="high"), "must be zero or alibi, got 'high'"),
     ],
 )
 def test_bad_values(make, message):
@@ -70,10 +76,11 @@ def test_what_does_not_combine():
     from dataclasses import replace
 
     staged = methods.schedule(ROPE, "dynamic_ntk", 4)
-    with pytest.raises(UsageError, match="bias can't be combined with stages"):
-        replace(staged, bias=Bias("alibi"))
-    with pytest.raises(UsageError, match="distances can't be combined with layers"):
-        replace(methods.schedule(ROPE, "self_extend", 4), unrotated=Layers(every=2))
+    with pytest.raises(UsageError, match="alibi can't be combined with stages"):
+        replace(staged, encoding=Alibi())
+    searched = methods.schedule(ROPE, "longrope", 4, long_factor=[2.0] * 16, start_tokens=4)
+    with pytest.raises(UsageError, match="can't be combined with stages or start tokens"):
+        replace(searched, encoding=SelfExtend(16, 8))
 
 
 def test_families_without_attention_functions_are_refused(tokens):

@@ -13,7 +13,9 @@ from attention_by_hand import DISTANCE, LENGTH, agree, rotated
 from conftest import logits, pico_model
 
 import ctxext
-from ctxext.rope import encodings
+from ctxext.methods import alibi
+from ctxext.methods.sinusoidal import Sinusoids
+from ctxext.methods.t5_bias import T5Bias
 
 # ---------------------------------------------------------------- ALiBi
 
@@ -31,7 +33,7 @@ from ctxext.rope import encodings
     ],
 )
 def test_alibi_slopes(heads, slopes):
-    assert encodings.alibi_slopes(heads) == pytest.approx(slopes, rel=1e-14)
+    assert alibi.slopes(heads) == pytest.approx(slopes, rel=1e-14)
 
 
 @pytest.mark.parametrize("heads", [4, 6])
@@ -51,21 +53,32 @@ def test_alibi_of_bloom_is_the_same_but_for_a_constant_per_query():
 
     for heads in (4, 6, 9, 16):
         theirs = build_alibi_tensor(torch.ones(1, LENGTH), heads, torch.float32)[:, 0]
-        ours = torch.tensor(encodings.alibi_slopes(heads))[:, None] * torch.arange(LENGTH)
+        ours = torch.tensor(alibi.slopes(heads))[:, None] * torch.arange(LENGTH)
         torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-6)
 
 
 def test_alibi_far_out_in_bfloat16():
     """At 70,000 tokens, where bfloat16 counts in steps of 512, the nearest keys are still told apart."""
-    from ctxext.live.biases import _with_coordinates
+    from ctxext.live.alibi import with_coordinates
+    from ctxext.live.encoding import AttentionCall
 
     positions = torch.arange(70000)[None]
     zero = torch.zeros(1, 9, 70000, 64, dtype=torch.bfloat16)
-    query, key, _ = _with_coordinates(
-        zero[:, :, -1:], zero[:, :3], zero[:, :3], positions[:, -1:], positions, 0.125
+    call = AttentionCall(
+        module=None,
+        query=zero[:, :, -1:],
+        key=zero[:, :3],
+        value=zero[:, :3],
+        mask=None,
+        queries=positions[:, -1:],
+        keys=positions,
+        backend="sdpa",
+        stock=None,
+        options={"scaling": 0.125},
     )
+    query, key, _ = with_coordinates(call)
     got = (query[0, :, 0].double() @ key[0, 0].double().T) * 0.125
-    want = -torch.tensor(encodings.alibi_slopes(9), dtype=torch.float64)[:, None] * positions.flip(1)
+    want = -torch.tensor(alibi.slopes(9), dtype=torch.float64)[:, None] * positions.flip(1)
     torch.testing.assert_close(got, want, rtol=2e-5, atol=0)
 
 
@@ -101,14 +114,14 @@ def test_alibi_makes_no_mask(monkeypatch):
 
 def test_alibi_without_a_fused_kernel(monkeypatch, tokens):
     """In bfloat16 plain matrix products would round m j away: the bias goes into a mask then."""
-    from ctxext.live import biases
+    from ctxext.live import alibi as live
 
     fused, plain = (pico_model().to(torch.bfloat16) for _ in range(2))
     want = pico_model()
     for model in (fused, plain, want):
         ctxext.patch(model, "alibi", 4)
     want, fused = logits(want, tokens), logits(fused, tokens).float()
-    monkeypatch.setattr(biases, "_FUSED", [torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
+    monkeypatch.setattr(live, "_FUSED", [torch.nn.attention.SDPBackend.CUDNN_ATTENTION])
     plain = logits(plain, tokens).float()
     assert not torch.equal(fused, plain)
     assert (plain - want).abs().mean() < 2 * (fused - want).abs().mean()
@@ -123,7 +136,7 @@ def test_t5_buckets_are_those_of_transformers(buckets, farthest):
 
     distance = torch.arange(2 * farthest)
     theirs = T5Attention._relative_position_bucket(-distance, False, buckets, farthest)
-    ours = encodings.t5_buckets(buckets, farthest)
+    ours = T5Bias(buckets, farthest).bucket_of()
     assert [ours[min(d, farthest)] for d in distance.tolist()] == theirs.tolist()
 
 
@@ -154,7 +167,7 @@ def test_a_t5_table_may_start_as_alibi():
 
 def test_sinusoid_periods():
     """2 pi 10000^(2i/d) at d = 128: from 2 pi to almost 10000 times 2 pi (Vaswani et al., section 3.5)."""
-    periods = [2 * math.pi / f for f in encodings.sinusoid_frequencies(128)]
+    periods = [2 * math.pi / f for f in Sinusoids().frequencies(128)]
     assert periods[0] == pytest.approx(6.3, abs=0.05)
     assert periods[32] == pytest.approx(628.3, abs=0.05)
     assert periods[63] == pytest.approx(54410, abs=1)

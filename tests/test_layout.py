@@ -1,59 +1,126 @@
-"""Who may import whom: the core never imports the evaluators, and the plain-data layers never import torch."""
+"""The architecture, read from the tree itself: floors, circles, what stays without torch, what is packaged."""
 
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
-PLAIN = ["rope", "methods", "spelling", "hf_config", "families", "checkpoint", "inspection", "card", "cli"]
-PLAIN += ["config_writing", "preview", "cli_serve", "doctor", "hub"]
-PLAIN += ["export.portability", "export.gguf_rope", "export.gguf_model"]
+FLOORS = [
+    "errors",
+    "files",
+    "text",
+    "needles",
+    "plots",
+    "terminal",
+    "rope",
+    "methods",
+    "config",
+    "live",
+    "runtimes",
+]
+FLOORS += ["folders", "training", "search", "evals", "cli", "__main__"]
+"""From the ground up. Each may import what stands before it."""
 
 
-def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def name_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_the_core_imports_no_evaluator():
-    for path in (ROOT / "ctxext").rglob("*.py"):
-        assert not [name for name in imported(path) if name.startswith(("ctxext.evals", "evals"))], path
+@cache
+def modules():
+    return {name_of(path): path for path in sorted((ROOT / "ctxext").rglob("*.py"))}
 
 
-@pytest.mark.parametrize("module", PLAIN)
-def test_plain_data_layers_import_no_torch(module):
-    code = f"import sys, ctxext.{module}; print(sorted({{'torch', 'transformers', 'numpy'}} & set(sys.modules)))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+@cache
+def imports():
+    """(module, module that it imports) of the package, wherever in the file the import stands."""
+    found = set()
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {(name, alias.name) for alias in node.names if alias.name.split(".")[0] == "ctxext"}
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+            near = package[: len(package) - node.level + 1] if node.level else []
+            full = ".".join([*near, *([node.module] if node.module else [])])
+            if full.split(".")[0] != "ctxext":
+                continue
+            for alias in node.names:
+                found.add((name, f"{full}.{alias.name}" if f"{full}.{alias.name}" in modules() else full))
+    # The root package itself is only the version and names that are imported on first use.
+    return {(a, b) for a, b in found if b != "ctxext"}
 
 
-LAYERS = ["errors", "rope", "methods", "families", "hf_config", "config_writing", "rotary", "patching"]
-LAYERS += ["checkpoint", "cli"]
+def circles(edges):
+    """Groups of nodes that reach each other (Tarjan)."""
+    graph = {}
+    for a, b in edges:
+        graph.setdefault(a, set()).add(b)
+        graph.setdefault(b, set())
+    reach = {}
+    for start in graph:
+        seen, todo = set(), [start]
+        while todo:
+            for other in graph[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        reach[start] = seen
+    return sorted({frozenset(o for o in reach[n] if n in reach[o]) for n in graph if n in reach[n]}, key=sorted)
 
 
-def test_layers_point_one_way():
-    """rope, methods, hf_config, patching, checkpoint, cli: each may use the ones before it only."""
-    for rank, layer in enumerate(LAYERS):
-        path = ROOT / "ctxext" / f"{layer}.py"
-        paths = [path] if path.exists() else list((ROOT / "ctxext" / layer).glob("*.py"))
-        assert paths, layer
-        for source in paths:
-            for node in ast.walk(ast.parse(source.read_text())):
-                if isinstance(node, ast.ImportFrom) and node.level:
-                    used = (node.module or node.names[0].name).split(".")[0]
-                    if used in LAYERS:
-                        assert LAYERS.index(used) <= rank, f"{source} imports {used}"
+def floor(module):
+    return module.split(".")[1]
 
 
-def test_every_package_is_packaged():
-    """A folder that pyproject.toml forgets works from a clone and is missing from the wheel."""
-    tomllib = pytest.importorskip("tomllib")
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "ctxext").rglob("__init__.py")}
-    assert set(listed) == found | {"ctxext.evals"}
+def test_floors_are_what_the_folders_are():
+    named = {floor(m) for m in modules() if m != "ctxext"}
+    assert named == set(FLOORS)
+    assert len(list((ROOT / "ctxext").glob("*.py"))) <= 8
+
+
+def test_imports_go_down():
+    up = [(a, b) for a, b in imports() if a != "ctxext" and FLOORS.index(floor(b)) > FLOORS.index(floor(a))]
+    assert not sorted(up)
+
+
+def test_no_circles_between_modules_or_floors():
+    assert not circles(imports())
+    assert not circles({(floor(a), floor(b)) for a, b in imports() if a != "ctxext" and floor(a) != floor(b)})
+
+
+def test_circles_are_found():
+    assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [frozenset("abc")]
+
+
+def test_the_package_knows_no_experiment():
+    for path in modules().values():
+        assert "experiments" not in {
+            (n.module or "").split(".")[0]
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.ImportFrom)
+        }, path
+
+
+def test_plain_data_imports_no_torch():
+    """rope, methods, config, runtimes, the command line and all it imports at once, in one process."""
+    light = [m for m in modules() if m.count(".") and floor(m) in ("rope", "methods", "config", "runtimes", "cli")]
+    code = f"""import importlib, sys
+for name in {light!r}:
+    importlib.import_module(name)
+    heavy = {{"torch", "transformers", "numpy"}} & set(sys.modules)
+    assert not heavy, (name, heavy)"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_file_holds_one_idea():
+    long = [p for d in ("ctxext", "experiments", "tests") for p in (ROOT / d).rglob("*.py")]
+    assert not [p for p in long if len(p.read_text().splitlines()) > 600]
+
+
+def test_every_folder_is_a_package():
+    """One without an __init__.py works from a clone and is missing from the wheel."""
+    assert all((path.parent / "__init__.py").is_file() for path in modules().values())

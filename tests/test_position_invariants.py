@@ -55,7 +55,7 @@ def test_blocks_of_queries_change_nothing(method, tokens, monkeypatch):
     """A long text is read some queries at a time, so that no heads x L x L tensor exists."""
     model = patched(method)
     want = logits(model, tokens)
-    monkeypatch.setattr("ctxext.live.biases.BLOCK", 4 * 200 * 30)
+    monkeypatch.setattr("ctxext.live.blocks.BLOCK", 4 * 200 * 30)
     torch.testing.assert_close(logits(model, tokens), want, atol=TOLERANCE, rtol=0)
     for row in ("chunks of 50", "left padding", "static cache"):
         assert differences(row, model, tokens)[0] < TOLERANCE

@@ -1,12 +1,13 @@
 """The model that is shipped, its tokenizer and its held-out text: small, plain, and what the recipe says."""
 
 import json
-
-from pretraining import RECIPE, ROOT
+from pathlib import Path
 
 from ctxext import needles as prompts
-from experiments.tiny import pretrain
+from experiments.tiny import __main__ as pretrain
 
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "recipes" / "pretrain-tiny.yaml"
 ASSETS = ROOT / "ctxext" / "assets"
 TINY = ASSETS / "tiny"
 

@@ -91,7 +91,7 @@ def test_families_that_check_the_type_when_they_save(model_type, method, tmp_pat
     """Their config classes save nothing but longrope: it must be one that plain transformers won't run."""
     from transformers import AutoModelForCausalLM
 
-    from ctxext.folders.doctor import examine
+    from ctxext.folders.doctor import doctor
 
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     pico_model(model_type).save_pretrained(tmp_path / "plain")
@@ -112,7 +112,7 @@ def test_families_that_check_the_type_when_they_save(model_type, method, tmp_pat
     ctxext.patch_checkpoint(tmp_path / "plain", tmp_path / "out", method=method, factor=4)
     with pytest.raises(Exception, match=r"needs ctxext\.load" if model_type == "phi3" else "validate_rope"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert [f.check for f in examine(tmp_path / "saved", fix=True).mended] == ["block_and_keys"]
+    assert [f.check for f in doctor(tmp_path / "saved", fix=True).mended] == ["block_and_keys"]
     configs = [json.loads((tmp_path / n / "config.json").read_text()) for n in ("saved", "out")]
     assert configs[0]["rope_parameters"] == configs[1]["rope_parameters"]
     assert torch.equal(logits(ctxext.load(tmp_path / "saved").eval(), tokens), want)

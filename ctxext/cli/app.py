@@ -13,10 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import terminal
-from .._version import __version__
+from .. import __version__, terminal
 from ..errors import CtxextError, CtxextWarning, UsageError
-from ..evals.temperature import command as fit_temperature
 from ..plots import drawable
 from . import evaluate, output, serve
 from .compare import compare
@@ -36,6 +34,7 @@ from .options import (
     method_settings,
 )
 from .search import search
+from .temperature import fit_temperature
 
 app = typer.Typer(
     name="ctxext",
@@ -182,24 +181,20 @@ def train(
     json: Json = False,
 ) -> None:
     """Fine-tune a patched model by a recipe; `accelerate launch -m ctxext train ...` for several processes."""
-    from ..training.recipe import load_recipe
-
-    checked = load_recipe(recipe, overrides or [])
     if dry_run:
         from ..training.estimate import describe
+        from ..training.recipe import load_recipe
 
+        checked = load_recipe(recipe, overrides or [])
         estimate = describe(checked)
         if json:
             terminal.print_json({"recipe": checked.model_dump(mode="json"), **estimate})
         else:
             output.print_estimate(checked.resolved(), estimate)
         return
-    from ..training.requirements import require
-
-    require()
     from ..training.run import train as run
 
-    done = run(checked, resume=resume)
+    done = run(recipe, overrides or [], resume=resume)
     if json:
         terminal.print_json(done)
     else:

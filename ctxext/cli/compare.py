@@ -1,4 +1,4 @@
-"""`ctxext compare`: a thin command over `comparison.py`."""
+"""`ctxext compare`: a thin command over `evals/compare`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import terminal
-from .eval_options import Attention, Data, Factor, Lengths, ModelDtype, data_of, emit, parse_lengths
+from .eval_options import Attention, Data, Factor, Lengths, ModelDtype, emit, parse_lengths
 from .options import Existing, Json, Model, TrainedLength
 
 
@@ -20,7 +20,7 @@ def compare(
     factor: Factor = 4.0,
     lengths: Lengths = None,
     data: Data = None,
-    suite: Annotated[str, typer.Option(help="quick, report, smollm2, or a YAML file of your own.")] = "quick",
+    suite: Annotated[str, typer.Option(help="quick, report, or a YAML file of your own.")] = "quick",
     budget: Annotated[
         str | None, typer.Option(help="Time to fit into, such as 10m; says what it drops for that.")
     ] = None,
@@ -37,17 +37,18 @@ def compare(
     from ..evals.compare import run as comparison
     from ..evals.compare.budget import parse_budget
     from ..evals.compare.suite import read_suite
-    from ..evals.models import load
+    from ..evals.measure import default_lengths
+    from ..evals.models import load, texts_for
 
     variants = comparison.parse_methods(methods, factor)
     chosen, limit = read_suite(suite), parse_budget(budget) if budget else None
-    paths = data_of(model, data)
+    paths = texts_for(model, data)
     subject = load(model, dtype=dtype, attention=attention, trained_length=trained_length, existing=existing)
     base = subject.start().trained_length
     step = max(1, base // 16)
     # Whole steps, so that one width of buckets suits every length.
     target = round(base * factor) // step * step
-    asked = parse_lengths(lengths, subject.trained_length, target)
+    asked = parse_lengths(lengths) or default_lengths(subject.trained_length, target)
     answer = comparison.run(subject, variants, asked, chosen, paths, out, limit=limit)
     if json:
         emit(answer)

@@ -1,15 +1,18 @@
-"""`ctxext eval`: parse, load, measure, print, draw. The other commands of the group are in `cli_tasks.py`."""
+"""`ctxext eval`: each command declares the options of one kind of evaluation; `_evaluation` does the rest."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
 from .. import terminal
-from ..errors import UsageError
-from . import evaluate_tasks as cli_tasks
+from ..errors import CtxextError, UsageError
+from ..evals import Aggregation, Kind, PresetName
+from . import eval_tables as tables
 from .eval_options import (
     Attention,
     Crop,
@@ -21,34 +24,77 @@ from .eval_options import (
     Plot,
     Resume,
     Seed,
-    data_of,
-    finish,
-    haystack_of,
-    identity,
-    name_of,
+    emit,
     parse_lengths,
-    subject_of,
 )
-from .options import Existing, Json, Model, OptionalMethod, Set, TrainedLength
+from .options import Existing, Json, Model, OptionalMethod, Set, TrainedLength, method_settings
 
 app = typer.Typer(
     help="Measure a model at long context. Every figure comes with its crop control: the unpatched model "
     "reading only its last trained-length tokens.",
     no_args_is_help=True,
 )
-app.command("longppl")(cli_tasks.longppl)
-app.command("ruler")(cli_tasks.ruler)
-app.command("lm-eval")(cli_tasks.lm_eval)
 
 
-@app.command()
-def ppl(
+def _shared(
     model: Model,
-    data: Data = None,
-    lengths: Lengths = None,
     method: OptionalMethod = None,
     factor: Factor = 4.0,
     settings: Set = None,
+    dtype: ModelDtype = "auto",
+    attention: Attention = "sdpa",
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
+    seed: Seed = 0,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """The options that every kind has."""
+
+
+def _evaluation(show: Callable[[dict[str, Any]], None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function of options as `ctxext eval NAME`: `evaluate` measures, `show` prints its document."""
+
+    def register(declared: Callable[..., None]) -> Callable[..., None]:
+        def command(model: str, settings: list[str] | None, json: bool, **given: Any) -> None:
+            from ..evals.measure import evaluate
+
+            plot = given.pop("plot", None)
+            if "lengths" in given:
+                given["lengths"] = parse_lengths(given["lengths"])
+            options = method_settings(given["method"], settings)
+            document = evaluate(model, kind=cast(Kind, declared.__name__), method_options=options, **given)
+            if not json:
+                show(document)
+            if given["out"]:
+                terminal.say(f"written to {terminal.escape(str(given['out']))}")
+            if json:
+                emit(document)
+            if plot:
+                from .. import plots
+                from ..evals.plots import document_figure
+
+                plots.save(document_figure(document), plot)
+
+        found: dict[str, inspect.Parameter] = {}
+        for source in (_shared, declared):
+            hints = get_type_hints(source, include_extras=True)
+            for name, parameter in inspect.signature(source).parameters.items():
+                found[name] = parameter.replace(annotation=hints[name])
+        order = ["model", *(n for n in found if n not in inspect.signature(_shared).parameters)]
+        order += [n for n in found if n not in order]
+        command.__signature__ = inspect.Signature([found[name] for name in order])
+        command.__annotations__, command.__doc__ = {}, declared.__doc__
+        app.command(declared.__name__)(command)
+        return declared
+
+    return register
+
+
+@_evaluation(tables.print_ppl)
+def ppl(
+    data: Data = None,
+    lengths: Lengths = None,
     documents: Annotated[int, typer.Option(help="How many documents of the longest length.", min=1)] = 1,
     bucket: Annotated[
         int | None, typer.Option(help="Tokens per position bucket; default an eighth.", min=1)
@@ -64,7 +110,8 @@ def ppl(
         typer.Option(help="Instead: YaRN's sliding window, this many tokens apart, at each length.", min=1),
     ] = None,
     aggregation: Annotated[
-        str | None, typer.Option(help="With --stride: token (weighted) or window (as YaRN, the default).")
+        Aggregation | None,
+        typer.Option(help="With --stride: all tokens weigh alike, or all windows (as YaRN, the default)."),
     ] = None,
     prefill: Annotated[
         int | None, typer.Option(help="Read texts so many tokens at a time, if activations don't fit.", min=1)
@@ -72,138 +119,14 @@ def ppl(
     against: Annotated[
         Path | None, typer.Option(help="An earlier --out: also print the paired difference to it.")
     ] = None,
-    dtype: ModelDtype = "auto",
-    attention: Attention = "sdpa",
-    trained_length: TrainedLength = None,
-    existing: Existing = "refuse",
-    seed: Seed = 0,
-    out: Out = None,
     plot: Plot = None,
-    json: Json = False,
 ) -> None:
     """Perplexity by length and by position, from one prefill per document."""
-    only = {"bucket": bucket, "prefill": prefill, "crop": crop, "crop-stride": crop_stride, "against": against}
-    _check_ppl(stride, aggregation, only)
-    from .. import plots, text
-    from ..evals import perplexity, results
-    from ..evals.compare import pairs as pairing
-
-    baseline = pairing.read_baseline(against) if against else None
-    chosen = data_of(model, data)
-    more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
-    subject = subject_of(model, method, factor, settings, **more)
-    asked = parse_lengths(lengths, subject.trained_length, subject.schedule.max_length)
-    bos = text.bos_id(subject.tokenizer)
-    if stride is not None:
-        found = text.documents(chosen, subject.tokenizer, max(asked), documents, whole=True)
-        common = {"bos": bos, "aggregation": aggregation or "window"}
-        rows = [perplexity.sliding_window(subject.model, found.ids, n, stride, **common) for n in asked]
-        rows = [{"length": n, **row} for n, row in zip(asked, rows, strict=True)]
-        measured: dict[str, Any] = {"rows": rows, "settings": {"measure": "sliding window", "stride": stride}}
-    else:
-        found = text.documents(chosen, subject.tokenizer, max(asked), documents)
-        controlled = crop is not False and max(asked) > subject.trained_length
-        if controlled and crop_stride is not None:
-            perplexity.check_crop(subject.trained_length, crop_stride, bos)
-        if baseline:
-            same = {"data_sha256": found.sha256, "documents": found.names, "lengths": asked, "bucket": bucket}
-            pairing.check(baseline, **same)
-        common = {"bucket": bucket, "bos": bos, "seed": seed}
-        curve = perplexity.prefix_curve(subject.model, found.ids, asked, prefill=prefill, **common)
-        measured = {k: getattr(curve, k) for k in ("rows", "buckets", "settings")}
-        measured["per_document"] = curve.documents
-        if controlled:
-            with subject.as_trained():
-                control = perplexity.crop_control(
-                    subject.model, found.ids, asked, subject.trained_length, stride=crop_stride, **common
-                )
-            measured["control"] = {"rows": control.rows, "buckets": control.buckets}
-    document = results.result_document(
-        subject.name,
-        subject.description(),
-        measured["settings"] | {"trained_length": subject.trained_length},
-        measured["rows"],
-        model=subject.model,
-        data_sha256=found.sha256,
-        documents=found.names,
-        **{k: measured[k] for k in ("buckets", "control", "per_document") if k in measured},
-    )
-    if baseline:
-        if out:
-            results.write_json(out, document)
-        document["against"] = pairing.paired(document, baseline, seed=seed)
-    if not json:
-        _print_ppl(document)
-    finish(document, out, json)
-    if plot:
-        _plot_ppl(document, plot, plots)
 
 
-def _check_ppl(stride: int | None, aggregation: str | None, only: dict[str, Any]) -> None:
-    """Raise UsageError for options of `ppl` that can't go together. only: those of the measurement without
-    --stride, None where not given."""
-    given = [name for name, value in only.items() if value is not None and value is not False]
-    if stride is not None and given:
-        raise UsageError(f"--stride has no --{given[0]}", hint="measure by prefix, without --stride")
-    if aggregation is not None:
-        from ..evals.sliding import AGGREGATIONS
-
-        if stride is None:
-            raise UsageError("--aggregation needs --stride")
-        if aggregation not in AGGREGATIONS:
-            raise UsageError(f"--aggregation {aggregation!r} is not one of {', '.join(AGGREGATIONS)}")
-    if only["crop"] is False and only["crop-stride"] is not None:
-        raise UsageError("--crop-stride needs --crop")
-
-
-def _print_ppl(document: dict[str, Any]) -> None:
-    name = name_of(document)
-    control = document.get("control", {})
-    parts = [("perplexity by length", document["results"], control.get("rows"), lambda r: f"{r['length']:,}")]
-    if "buckets" in document:
-        place = lambda r: f"{r['start']:,}-{r['end']:,}"  # noqa: E731
-        parts.append(("perplexity by position", document["buckets"], control.get("buckets"), place))
-    for title, rows, against, place in parts:
-        table = []
-        for i, row in enumerate(rows):
-            interval = f"{row['low']:.2f}-{row['high']:.2f}" if row.get("low") is not None else ""
-            cells = [place(row), f"{row['tokens']:,}", f"{row['ppl']:.3f}", interval]
-            if against:
-                cells += [f"{against[i]['ppl']:.3f}", _verdict(row["ppl"], against[i]["ppl"])]
-            table.append(cells)
-        columns = ["tokens in context" if "length" in title else "position", "scored", "ppl", "95 %"]
-        terminal.print_table(f"{name}: {title}", columns + (["crop", "against crop"] if against else []), table)
-
-    other = terminal.escape(document.get("against", {}).get("model", ""))
-    for row in document.get("against", {}).get("buckets", []):
-        interval = "" if row["low"] is None else f" ({row['low']:+.4f} to {row['high']:+.4f})"
-        place = f"{row['start']:,}-{row['end']:,}"
-        terminal.say(f"{place} against {other}: {row['difference']:+.4f} nats{interval}")
-
-
-def _verdict(ppl_value: float, control: float) -> str:
-    """Relative difference to the control; below half a per mille they are the same text read the same way."""
-    change = ppl_value / control - 1
-    return "=" if abs(change) < 5e-4 else f"{change:+.1%}" + (" loses" if change > 0 else "")
-
-
-def _plot_ppl(document: dict[str, Any], path: Path, plots: Any) -> None:
-    label = document["schedule"]["method"] if document["schedule"] else "unpatched"
-    key = "buckets" if "buckets" in document else "results"
-    draw = plots.bucket_curve if key == "buckets" else plots.ppl_curve
-    control = document.get("control", {}).get("buckets")
-    trained = document["settings"]["trained_length"]
-    figure = draw({label: document[key]}, trained_length=trained, control=control, title=document["model"])
-    plots.save(figure, path)
-
-
-@app.command()
+@_evaluation(tables.print_passkey)
 def passkey(
-    model: Model,
     lengths: Lengths = None,
-    method: OptionalMethod = None,
-    factor: Factor = 4.0,
-    settings: Set = None,
     depths: Annotated[int, typer.Option(help="Depths from 0 (start) to 1 (end).", min=1)] = 5,
     trials: Annotated[int, typer.Option(help="Keys per length and depth.", min=1)] = 20,
     batch_size: Annotated[int, typer.Option(help="Prompts per forward.", min=1)] = 1,
@@ -211,74 +134,111 @@ def passkey(
     generate: Annotated[
         bool, typer.Option("--generate", help="Score by greedy generation (slower, equal).")
     ] = False,
-    preset: Annotated[
-        str | None, typer.Option(help="A published form: landmark, yarn, pose, longlora or ruler.")
-    ] = None,
+    preset: Annotated[PresetName | None, typer.Option(help="A published form of the prompts.")] = None,
     haystack: Annotated[Path | None, typer.Option(help="Text file or folder to use as filler.")] = None,
     distractors: Annotated[int, typer.Option(help="Other keys in each prompt.", min=0)] = 0,
     reuse: Annotated[
         bool | None, typer.Option("--reuse/--no-reuse", help="Share prefills; by default where it is exact.")
     ] = None,
     resume: Resume = None,
+    plot: Plot = None,
+) -> None:
+    """Retrieval of a five-digit key by length and depth, at exact lengths."""
+
+
+@_evaluation(tables.print_longppl)
+def longppl(
+    data: Data = None,
+    length: Annotated[int | None, typer.Option(help="Read the first tokens of each text; default all.")] = None,
+    documents: Annotated[int | None, typer.Option(help="How many texts; default all.", min=1)] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Model that says which tokens are key; default the model itself.")
+    ] = None,
+    short: Annotated[
+        int | None,
+        typer.Option(help="Least tokens of the short context; default 4096 or half the trained length.", min=2),
+    ] = None,
+    bucket: Annotated[int | None, typer.Option(help="Tokens per position bucket of the context gain.")] = None,
+) -> None:
+    """Perplexity of the tokens that need the long context, and what the context gains by position."""
+
+
+@_evaluation(tables.print_ruler)
+def ruler(
+    lengths: Lengths = None,
+    tasks: Annotated[str | None, typer.Option(help="Comma-separated; default the seven that need least.")] = None,
+    samples: Annotated[int, typer.Option(help="Samples per task and length.", min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(help="Prompts per generation.", min=1)] = 1,
+    haystack: Annotated[Path | None, typer.Option(help="Text file or folder for the essay tasks.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example/--no-example", help="One-shot examples of vt and cwe.")
+    ] = True,
+    threshold: Annotated[float, typer.Option(help="Percent that a length must exceed to be effective.")] = 85.6,
+    crop: Crop = True,
+    resume: Resume = None,
+) -> None:
+    """RULER-type tasks at exact lengths, made on the spot, and the effective length."""
+
+
+@app.command("lm-eval")
+def lm_eval(
+    model: Model,
+    tasks: Annotated[str, typer.Option(help="Comma-separated task names; ours start with ctxext_.")],
+    include_path: Annotated[list[Path] | None, typer.Option(help="Folder with more tasks (repeatable).")] = None,
+    method: OptionalMethod = None,
+    factor: Factor = 4.0,
+    settings: Set = None,
+    lengths: Lengths = None,
+    metadata: Annotated[str | None, typer.Option(help="JSON object that is passed to the tasks.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Documents per task.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts per forward.", min=1)] = 1,
+    max_length: Annotated[int | None, typer.Option(help="Tokens; default what the schedule is for.")] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut prompts that don't fit, from the left.")
+    ] = False,
     dtype: ModelDtype = "auto",
     attention: Attention = "sdpa",
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
-    seed: Seed = 0,
-    out: Out = None,
-    plot: Plot = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the harness's results file.")] = None,
     json: Json = False,
 ) -> None:
-    """Retrieval of a five-digit key by length and depth, at exact lengths."""
-    from .. import plots
-    from ..evals import passkey as measure
-    from ..evals import plots_passkey, results
+    """Tasks of lm-evaluation-harness on a patched model, results in its own schema."""
+    import json as json_module
 
-    more = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
-    subject = subject_of(model, method, factor, settings, **more)
-    asked = parse_lengths(lengths, subject.trained_length, subject.schedule.max_length)
-    places = [i / (depths - 1) for i in range(depths)] if depths > 1 else [0.5]
-    common = {"depths": places, "trials": trials, "seed": seed, "batch_size": batch_size}
-    common |= {"preset": preset, "haystack": haystack_of(haystack), "distractors": distractors}
-    common |= {"resume": resume, "identity": identity(subject)}
-    result = measure.passkey(subject.model, subject.tokenizer, asked, generate=generate, reuse=reuse, **common)
-    further: dict[str, Any] = {"lengths": result.lengths}
-    if crop and max(asked) > subject.trained_length:
-        with subject.as_trained():
-            control = measure.passkey(
-                subject.model, subject.tokenizer, asked, crop=subject.trained_length, **common
-            )
-        further["control"] = {"rows": control.rows, "lengths": control.lengths}
-    document = results.result_document(
-        subject.name,
-        subject.description(),
-        result.settings | {"trained_length": subject.trained_length},
-        result.rows,
-        model=subject.model,
-        **further,
+    from ..evals.models import load
+    from ..folders.source import resolve
+
+    try:
+        from ..evals.lm_eval.model import CtxextLM
+        from ..evals.lm_eval.tasks import evaluate
+    except ImportError as error:
+        raise CtxextError(f"this needs lm-eval: {error}", hint="pip install 'ctxext[eval]'") from error
+    try:
+        extra = json_module.loads(metadata) if metadata else {}
+    except ValueError as error:
+        raise UsageError(f"--metadata isn't JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise UsageError("--metadata must be a JSON object", hint="""for example '{"trials": 10}'""")
+    asked = parse_lengths(lengths)
+    subject = load(
+        model,
+        method=method,
+        factor=factor,
+        params=method_settings(method, settings),
+        dtype=dtype,
+        attention=attention,
+        trained_length=trained_length,
+        existing=existing,
     )
-    if not json:
-        _print_passkey(document)
-    finish(document, out, json)
-    if plot:
-        label = subject.schedule.method if document["schedule"] else "unpatched"
-        panels = {label: result.rows} | (
-            {"crop control": further["control"]["rows"]} if "control" in further else {}
-        )
-        figure = plots_passkey.passkey_heatmap(panels, trained_length=subject.trained_length, title=subject.name)
-        plots.save(figure, plot)
+    known: dict[str, Any] = {"tokenizer": str(resolve(model))} | ({"max_seq_lengths": asked} if asked else {})
+    lm = CtxextLM(subject, max_length=max_length, batch_size=batch_size, truncate=truncate)
+    found = evaluate(
+        lm, tasks.split(","), include_path=include_path or (), metadata=known | extra, limit=limit, out=out
+    )
+    from lm_eval.utils import handle_non_serializable, make_table
 
-
-def _print_passkey(document: dict[str, Any]) -> None:
-    name = name_of(document)
-    control = document.get("control", {}).get("lengths")
-    places = document["settings"]["depths"]
-    table = []
-    for i, row in enumerate(document["lengths"]):
-        cells = [r for r in document["results"] if r["length"] == row["length"]]
-        line = [f"{row['length']:,}", f"{row['correct']}/{row['trials']}", f"{row['accuracy']:.1%}"]
-        line += [f"{row['low']:.0%}-{row['high']:.0%}"]
-        line += [f"{control[i]['accuracy']:.0%}"] if control else []
-        table.append(line + [f"{cell['accuracy']:.0%}" for cell in cells])
-    columns = ["tokens", "correct", "accuracy", "95 %"] + (["crop"] if control else [])
-    terminal.print_table(f"{name}: passkey", [*columns, *(f"at {p:.0%}" for p in places)], table)
+    if json:
+        emit(json_module.loads(json_module.dumps(found, default=handle_non_serializable)))
+    else:
+        print(make_table(found))

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ..config.smollm3 import is_written
 from ..folders.patch import Patched
 from ..methods import Method
 from ..terminal import main_process, print_table, say
@@ -116,7 +117,7 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
         console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")
     if schedule.is_static:
         console.print("  load with AutoModelForCausalLM.from_pretrained")
-    elif schedule.unrotated and done.config["model_type"] == "smollm3":
+    elif is_written(done.config, schedule):
         console.print("  written as a SmolLM3, which has layers without rotation: load with from_pretrained")
     elif keys["rope_type"].startswith("ctxext"):
         console.print("  load with ctxext.load (plain transformers refuses it)")

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from .. import terminal
 from ..errors import UsageError
 from ..methods.settings import parse_settings
+from ..search.options import Dtype, Existing, Fallback, Objective, Short
+from ..search.space import START_TOKENS
+from ..search.strategies import all_strategies
 from .options import Factor, Json, Model, Set, TrainedLength
+
+# The names of the files in search/strategies, for the help, completion and errors.
+if TYPE_CHECKING:
+    Strategy = str
+else:
+    Strategy = Literal[tuple(all_strategies())]
 
 
 def search(
@@ -26,18 +35,18 @@ def search(
         Path | None, typer.Option("-o", "--out", help="Folder to write; default MODEL-longrope-FACTORx.")
     ] = None,
     strategy: Annotated[
-        str,
+        Strategy,
         typer.Option(help="curve: few parameters, CMA-ES, racing. evolution: the paper's. random: the control."),
     ] = "curve",
     settings: Set = None,
     objective: Annotated[
-        str,
+        Objective,
         typer.Option(help="perplexity of all tokens, or needle: of hidden keys alone (LongRoPE2)."),
     ] = "perplexity",
     documents: Annotated[int, typer.Option(help="Texts of the target length to search on.", min=1)] = 5,
     held_out: Annotated[int, typer.Option(help="Further ones to check the result with.", min=0)] = 5,
     short: Annotated[
-        str,
+        Short,
         typer.Option(
             help="What reads positions below the trained length: search (factors of its own), original, or none "
             "(the long factors, which every runtime can do)."
@@ -47,8 +56,8 @@ def search(
         int | None, typer.Option(help="Stop each search after so many full evaluations, at all documents.", min=1)
     ] = None,
     start_tokens: Annotated[
-        str | None, typer.Option(help="Values that n-hat may take, as 0,4,16; 0 for plain transformers.")
-    ] = None,
+        str, typer.Option(help="Values that n-hat may take, as 0,4,16; 0 for plain transformers.")
+    ] = ",".join(map(str, START_TOKENS)),
     upper: Annotated[float, typer.Option(help="Largest factor, as a share of --factor.")] = 1.25,
     step: Annotated[float, typer.Option(help="Grid of the factors.")] = 0.01,
     critical: Annotated[
@@ -63,18 +72,18 @@ def search(
         float | None, typer.Option(help="On cos and sin; default sqrt(1 + ln s / ln L).", min=0.01)
     ] = None,
     seed: int = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Of the model while it is searched on.")] = "auto",
     attention: Annotated[str, typer.Option(help="attn_implementation of transformers.")] = "sdpa",
     trained_length: TrainedLength = None,
     existing: Annotated[
-        str,
+        Existing,
         typer.Option(
             help="If the model is scaled already: extend (start from that too; --factor counts from the "
             "original length all the same) or replace."
         ),
     ] = "extend",
     fallback: Annotated[
-        str,
+        Fallback,
         typer.Option(help="What plain transformers runs of start tokens and short factors: static, or refuse."),
     ] = "static",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT.search/log.jsonl.")] = False,
@@ -85,15 +94,13 @@ def search(
 
     `accelerate launch -m ctxext search ...` divides the work among processes and finds the same.
     """
-    from ..search.options import Options
-    from ..search.run import search as run
+    from ..search.run import search_factors
 
-    given: dict[str, Any] = {} if start_tokens is None else {"start_tokens": _numbers(start_tokens)}
-    options = Options(
+    report = search_factors(
         model,
-        factor,
-        tuple(data or ()),
-        out,
+        factor=factor,
+        data=data or [],
+        out=out,
         strategy=strategy,
         constants=parse_settings(settings),
         objective=objective,
@@ -101,6 +108,7 @@ def search(
         held_out=held_out,
         short=short,
         evaluations=evaluations,
+        start_tokens=_numbers(start_tokens),
         upper=upper,
         step=step,
         critical=critical,
@@ -113,9 +121,8 @@ def search(
         fallback=fallback,
         resume=resume,
         force=force,
-        **given,
+        watch=_watch,
     )
-    report = run(options, _watch)
     if json:
         terminal.print_json(report)
     else:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from .. import methods, terminal
-from ..config.write import write_config
 from ..errors import UsageError
+from ..folders.gguf_export import Dtype, Format
 from ..folders.patch import default_out
 from ..rope import Rope
 from .options import (
@@ -31,11 +31,11 @@ app = typer.Typer()
 @app.command()
 def export(
     model: Model,
-    to: Annotated[str, typer.Option("--to", help="The format: gguf.")] = "gguf",
+    to: Annotated[Format, typer.Option("--to", help="The format.")] = "gguf",
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="File to write; default MODEL-DTYPE.gguf.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of matrices: f32, f16, bf16 or q8_0.")] = "f16",
+    dtype: Annotated[Dtype, typer.Option(help="Of matrices; vectors are f32.")] = "f16",
     fallback: Fallback = "refuse",
     pretokenizer: Annotated[
         str | None, typer.Option(help="llama.cpp's tokenizer.ggml.pre, where it can't be told.")
@@ -44,8 +44,6 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model, with its schedule, as a GGUF file that llama.cpp runs exactly."""
-    if to != "gguf":
-        raise UsageError(f"--to {to!r}: the one format is gguf")
     from ..folders.gguf_export import export_gguf
 
     done = export_gguf(model, out, dtype=dtype, force=force, fallback=fallback, pretokenizer=pretokenizer)
@@ -79,7 +77,7 @@ def portability(
     json: Json = False,
 ) -> None:
     """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
-    from ..folders.patch import preview
+    from ..folders.patch import patched_config, preview
     from ..folders.source import is_gguf, peek
     from ..runtimes.portability import gguf_portability, serve_without_patching, stand_in
     from ..runtimes.portability import portability as verdicts
@@ -93,7 +91,7 @@ def portability(
         found = gguf_portability(config, model) if is_gguf(model) else verdicts(config, model)
     elif model is None:
         schedule = methods.schedule(Rope(500000.0, 128, trained_length or 8192), method, factor, **options)
-        config = write_config(stand_in(schedule.rope), schedule, fallback=fallback, target=target)
+        config = patched_config(stand_in(schedule.rope), schedule, fallback=fallback, target=target)
         found = verdicts(config, name)
         rope = schedule.rope
         terminal.say(
@@ -161,9 +159,9 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Find what is wrong with a folder's rope, explain it, and with --fix mend it. Exit 1 if an error is left."""
-    from ..folders.doctor import examine
+    from ..folders.doctor import doctor as run
 
-    found = examine(folder, fix=fix, context=context)
+    found = run(folder, fix=fix, context=context)
     if json:
         lists = {k: [f.to_dict() for f in getattr(found, k)] for k in ("findings", "mended", "left")}
         terminal.print_json({"folder": str(found.folder), **lists})

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .. import methods
-from .._version import __version__
+from .. import __version__, methods
 from ..errors import CtxextError
 from ..rope import Rope, Schedule
 
@@ -28,7 +27,9 @@ def block(schedule: Schedule) -> dict[str, Any]:
 def digest(schedule: Schedule) -> str:
     """A short hash over everything that the schedule computes."""
     data = schedule.to_dict()
-    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length", *schedule.beyond_table)}
+    computed = {k: data[k] for k in ("stages", "start_tokens", "max_length")}
+    if schedule.encoding is not None:
+        computed["encoding"] = data["encoding"]
     return hashlib.sha256(json.dumps(computed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,10 @@ from typing import Any
 
 from ..errors import CtxextError
 
+# Where rope_parameters is nested per layer type: the type whose rope is scaled.
+SCALED_LAYERS = "full_attention"
+WINDOWED_LAYERS = "sliding_attention"
+
 
 @cache
 def _source(model_type: str, kind: str) -> str | None:
@@ -31,7 +35,8 @@ def _source(model_type: str, kind: str) -> str | None:
 
 
 def _models() -> Path:
-    return Path(importlib.util.find_spec("transformers").origin).parent / "models"
+    spec = importlib.util.find_spec("transformers")
+    return Path((spec and spec.origin) or "").parent / "models"
 
 
 def _borrowed_from(model_type: str) -> str | None:
@@ -69,7 +74,7 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return f"the rotary embedding of {model_type} isn't called as (x, position_ids)"
     kinds = config.get("layer_types")
     # An older config leaves the pattern to its class.
-    mixed = {"full_attention", "sliding_attention"} <= set(kinds or ()) or (
+    mixed = {SCALED_LAYERS, WINDOWED_LAYERS} <= set(kinds or ()) or (
         kinds is None and config.get("sliding_window")
     )
     if mixed and _rotates_windows_only(source):
@@ -106,8 +111,9 @@ def per_layer_type(model_type: str) -> bool:
 def _other_layer_types(config: Mapping[str, Any]) -> set[str]:
     """Types of layers with a rope of their own that are neither full nor sliding attention."""
     nested = config.get("rope_parameters") or {}
-    kinds = {k for k, v in nested.items() if isinstance(v, Mapping)} or set(config.get("layer_types") or ())
-    return kinds - {"full_attention", "sliding_attention"}
+    kinds: set[str] = {k for k, v in nested.items() if isinstance(v, Mapping)}
+    kinds = kinds or set(config.get("layer_types") or ())
+    return kinds - {SCALED_LAYERS, WINDOWED_LAYERS}
 
 
 def require_support(config: Mapping[str, Any], *, trust_remote_code: bool = False) -> None:
@@ -132,6 +138,20 @@ def require_support(config: Mapping[str, Any], *, trust_remote_code: bool = Fals
 def leaves_implicit(model_type: str, name: str) -> bool:
     """Whether the family's config class mentions `name`, so may give it a value that config.json doesn't."""
     return re.search(rf"\b{name}", _source(model_type, "configuration") or "") is not None
+
+
+def implicit_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` as the family's class fills them in where config.json is silent; {} for a strange family.
+
+    Nested by layer type where it keeps several. A scaling stays out: it adds nothing, and may be damaged.
+    """
+    from transformers import CONFIG_MAPPING
+
+    model_type = config.get("model_type", "")
+    if model_type not in CONFIG_MAPPING:
+        return {}
+    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
+    return dict(getattr(CONFIG_MAPPING[model_type].from_dict(plain), "rope_parameters", None) or {})
 
 
 def only_longrope(model_type: str) -> bool:

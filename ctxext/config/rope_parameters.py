@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
 
-from ..errors import UsageError
+from .. import methods
+from ..errors import check_choice
+from ..methods.yarn import yarn_attention_scale
 from ..rope import Schedule
 from .families import only_longrope, per_layer_type
+from .keys import ORIGINAL
 
 # Stands for "no rotation" in a table of divisors: at 1e18 no position below 1e9 turns by a float32 epsilon,
 # and theta * 1e18 still fits in float32.
 STOPPED = 1e18
 REFUSE = "needs ctxext.load"
-FALLBACKS = ("refuse", "static")
-TARGETS = ("all", "vllm", "sglang", "llama.cpp", "mlx", "exllama")
-_YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+Fallback = Literal["refuse", "static"]
+"""What plain transformers shall do with a schedule that it can't run: stop, or run its static approximation."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the runtime that comes first needs, where one form can't suit all.
+
+    trained_length_under_linear: it multiplies max_position_embeddings by a linear factor itself.
+    yarn_options_as_table: it runs yarn's defaults alone, and a table exactly.
+    """
+
+    trained_length_under_linear: bool = False
+    yarn_options_as_table: bool = False
+
+
+ANY = Target()
 
 
 def carrier(schedule: Schedule) -> dict[str, Any]:
@@ -37,7 +56,7 @@ def carrier(schedule: Schedule) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "factor": length / original,
-        "original_max_position_embeddings": original,
+        ORIGINAL: original,
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": scale,
@@ -57,16 +76,30 @@ def _divisor(geometric: float, frequency: float) -> float:
     return decimal if math.isclose(decimal, exact, rel_tol=2**-51) else exact
 
 
-def formula_scale(length: int, original: int) -> float:
-    """LongRoPE's attention scale by the two lengths, sqrt(1 + ln(length/original) / ln original)."""
-    return math.sqrt(1 + math.log(length / original) / math.log(original)) if length > original else 1.0
+def attn_factor(attention_scale: float, factor: float) -> float:
+    """The ratio that gives this attention scale where a runtime multiplies yarn's own, 0.1 ln s + 1, by it.
+
+    `attn_factor` is that ratio to SGLang, and to llama.cpp in a GGUF.
+    """
+    return attention_scale / yarn_attention_scale(factor)
+
+
+@cache
+def _yarn_ramp() -> dict[str, Any]:
+    """YaRN's options that have a value by default: where its ramp lies, and that it is rounded."""
+    return {o.name: o.default for o in methods.get("yarn").options if o.default is not None}
+
+
+def usual_ramp(keys: Mapping[str, Any]) -> bool:
+    """Whether these keys of a yarn scaling leave its ramp as it is by default."""
+    return all(keys.get(name, value) == value for name, value in _yarn_ramp().items())
 
 
 def native_parameters(
     schedule: Schedule,
     model_type: str = "",
-    fallback: str = "refuse",
-    target: str = "all",
+    fallback: Fallback = "refuse",
+    target: Target = ANY,
     live: bool = False,
 ) -> dict[str, Any]:
     """`rope_parameters` for a schedule: its native type, else the carrier, else a type no runtime accepts.
@@ -75,10 +108,7 @@ def native_parameters(
     a KeyError that names ctxext.load, because any type it accepts would run something else. With fallback
     "static" plain transformers gets the schedule's static approximation instead. target, live: see `write_config`.
     """
-    if target not in TARGETS:
-        raise UsageError(f"target={target!r} is not one of {', '.join(TARGETS)}")
-    if fallback not in FALLBACKS:
-        raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}")
+    check_choice("fallback", fallback, Fallback)
     theta = schedule.rope.theta
     if not schedule.is_static and fallback == "static":
         return {"rope_theta": theta, **carrier(schedule.static_approximation())}
@@ -89,16 +119,15 @@ def native_parameters(
     untold = native is not None and native.get("truncate") is False and per_layer_type(model_type)
     if native is None or untold or (only_longrope(model_type) and native["rope_type"] != "default"):
         return {"rope_theta": theta, **carrier(schedule)}
-    if target == "mlx" and native["rope_type"] == "yarn" and not _usual_yarn(native):
-        # MLX-LM ignores yarn's attention_factor and truncate, and reads a table exactly.
+    if target.yarn_options_as_table and native["rope_type"] == "yarn" and not _usual_yarn(native):
         return {"rope_theta": theta, **carrier(schedule)}
     keys = {"rope_theta": theta, **native}
     if native["rope_type"] == "yarn" and schedule.factor > 1:
-        # SGLang multiplies its own default by attn_factor and ignores attention_factor.
-        keys["attn_factor"] = keys["attention_factor"] / (0.1 * math.log(schedule.factor) + 1)
+        # Runtimes differ in which of the two they read.
+        keys["attn_factor"] = attn_factor(keys["attention_factor"], schedule.factor)
     if native["rope_type"] == "linear":
-        # Read by SGLang, which otherwise takes max_position_embeddings times factor for the length.
-        keys["original_max_position_embeddings"] = schedule.rope.trained_length
+        # Without it some take max_position_embeddings times factor for the length.
+        keys[ORIGINAL] = schedule.rope.trained_length
     return keys
 
 
@@ -116,7 +145,7 @@ def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
     return {
         "rope_type": "longrope",
         "factor": said,
-        "original_max_position_embeddings": schedule.rope.trained_length,
+        ORIGINAL: schedule.rope.trained_length,
         "short_factor": zeros,
         "long_factor": zeros,
         "short_mscale": 1.0,
@@ -125,7 +154,5 @@ def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
 
 
 def _usual_yarn(native: Mapping[str, Any]) -> bool:
-    usual = 0.1 * math.log(native["factor"]) + 1
-    return (
-        all(native[k] == v for k, v in _YARN_DEFAULTS.items()) and abs(native["attention_factor"] - usual) < 1e-9
-    )
+    scale = yarn_attention_scale(native["factor"])
+    return usual_ramp(native) and abs(native["attention_factor"] - scale) < 1e-9

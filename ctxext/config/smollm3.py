@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..methods.nope import UnrotatedLayers
 from ..rope import Schedule
 
 # What a Llama's config.json may leave out and SmolLM3's class would fill in with something else.
@@ -16,14 +17,15 @@ _LLAMA_DEFAULTS = {"tie_word_embeddings": False, "pad_token_id": None, "bos_toke
 
 def expressible(schedule: Schedule, model_type: str) -> bool:
     """Whether a SmolLM3 config says all that this schedule has beyond its frequencies."""
-    return schedule.beyond_table == ("unrotated",) and model_type in ("llama", "smollm3")
+    return isinstance(schedule.encoding, UnrotatedLayers) and model_type in ("llama", "smollm3")
 
 
 def layers_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, Any]:
     """config.json of a Llama or SmolLM3 as that of a SmolLM3 with the schedule's layers unrotated."""
+    assert isinstance(schedule.encoding, UnrotatedLayers)
     count = int(config["num_hidden_layers"])
     rotates = list(config.get("no_rope_layers") or [1] * count)
-    for i in schedule.unrotated.of(count):
+    for i in schedule.encoding.of(count):
         rotates[i] = 0
     new = dict(config)
     if config.get("model_type") == "llama":
@@ -34,7 +36,8 @@ def layers_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, An
 
 def is_written(config: Mapping[str, Any], schedule: Schedule) -> bool:
     """Whether config.json says the schedule's layers by itself, so that plain transformers runs them."""
-    if not expressible(schedule, config.get("model_type", "")) or not config.get("no_rope_layers"):
+    rotates = config.get("no_rope_layers")
+    if not expressible(schedule, config.get("model_type", "")) or not rotates:
         return False
-    rotates = config["no_rope_layers"]
-    return not any(rotates[i] for i in schedule.unrotated.of(len(rotates)))
+    assert isinstance(schedule.encoding, UnrotatedLayers)
+    return not any(rotates[i] for i in schedule.encoding.of(len(rotates)))

@@ -1,4 +1,4 @@
-"""A Schedule into a config.json, in both dialects that are read out there (see `hf_config`)."""
+"""A Schedule into a config.json, in both dialects that are read out there (see `keys`)."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from ..errors import CtxextError
 from ..rope import Schedule
 from . import smollm3
 from .block import block
-from .families import per_layer_type
-from .read import SCALED_LAYERS, SCALING_KEYS, head_dim, rope_parameters
-from .rope_parameters import native_parameters
+from .families import SCALED_LAYERS, implicit_rope, per_layer_type
+from .keys import ORIGINAL, SCALING_KEYS, head_dim, rope_parameters
+from .rope_parameters import ANY, Fallback, Target, native_parameters
 
 
 def write_config(
     config: Mapping[str, Any],
     schedule: Schedule,
     *,
-    fallback: str = "refuse",
-    target: str = "all",
+    fallback: Fallback = "refuse",
+    target: Target = ANY,
     live: bool = False,
 ) -> dict[str, Any]:
     """A copy of a config.json dict that says `schedule` in both dialects and in ctxext's own block.
 
     Keys that ctxext doesn't know are kept. max_position_embeddings becomes the schedule's max_length.
     fallback: what plain transformers shall do with a schedule it can't run, "refuse" or "static".
-    target: the runtime that comes first where one form can't suit all. "vllm" leaves the trained length in
-    max_position_embeddings under linear scaling, which vLLM multiplies by the factor; "mlx" writes yarn with
-    options of its own as a table. The others take the form for "all". live: for a model in memory,
-    which can't become another architecture, and which its config class must be able to save.
+    target: the runtime that comes first where one form can't suit all; by default the form that suits most.
+    live: for a model in memory, which can't become another architecture, and which its config class must be able
+    to save.
     """
     new, said = dict(config), schedule
     if not live and smollm3.expressible(schedule, config.get("model_type", "")):
@@ -39,7 +38,7 @@ def write_config(
     keys = {**native_parameters(said, config.get("model_type", ""), fallback, target, live), **kept}
     if "llama_4_scaling_beta" in kept:
         # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
-        keys["original_max_position_embeddings"] = schedule.rope.trained_length
+        keys[ORIGINAL] = schedule.rope.trained_length
     if per_layer_type(config.get("model_type", "")):
         return _write_nested(new, keys, schedule)
     new["rope_parameters"] = keys
@@ -48,14 +47,12 @@ def write_config(
     new["rope_theta"] = keys["rope_theta"]
     if "rotary_emb_base" in config:
         new["rotary_emb_base"] = keys["rope_theta"]
-    multiplied = target == "vllm" and keys["rope_type"] == "linear"
+    multiplied = target.trained_length_under_linear and keys["rope_type"] == "linear"
     new["max_position_embeddings"] = schedule.rope.trained_length if multiplied else schedule.max_length
     # transformers lets a top-level original length win over the one in the dict, and llama.cpp's converter
     # reads only the top-level one for llama3; for longrope it would lower vLLM's default length.
-    if "original_max_position_embeddings" in config or keys["rope_type"] == "llama3":
-        new["original_max_position_embeddings"] = keys.get(
-            "original_max_position_embeddings", schedule.rope.trained_length
-        )
+    if ORIGINAL in config or keys["rope_type"] == "llama3":
+        new[ORIGINAL] = keys.get(ORIGINAL, schedule.rope.trained_length)
     if "head_dim" in config and config["head_dim"] is None:
         # Several of transformers' scaling functions multiply head_dim without looking whether it is there.
         new["head_dim"] = head_dim(config)
@@ -72,7 +69,7 @@ def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule)
         )
     nested = new.get("rope_parameters")
     if not (isinstance(nested, Mapping) and SCALED_LAYERS in nested):
-        nested = _nested_defaults(new)
+        nested = implicit_rope(new)
     new["rope_parameters"] = {**nested, SCALED_LAYERS: keys}
     # Flat, it would take the place of the nested dict, or be laid over it.
     new.pop("rope_scaling", None)
@@ -80,11 +77,3 @@ def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule)
     new["max_position_embeddings"] = schedule.max_length
     new["ctxext"] = block(schedule)
     return new
-
-
-def _nested_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the family's class makes of an older config: one rope per type of layer."""
-    from transformers import CONFIG_MAPPING
-
-    plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
-    return dict(CONFIG_MAPPING[config["model_type"]].from_dict(plain).rope_parameters)

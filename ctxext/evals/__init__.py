@@ -1,1 +1,12 @@
-"""Evaluators: perplexity by length and position, passkeys, RULER, LongPPL, lm-eval, and comparisons of methods."""
+"""Evaluators: what a model makes of a long context, always beside its crop control."""
+
+from typing import Literal
+
+Kind = Literal["ppl", "passkey", "ruler", "longppl"]
+"""What `measure.evaluate` measures."""
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+"""What a model is loaded as; auto: the checkpoint's own."""
+Aggregation = Literal["token", "window"]
+"""What weighs alike in a sliding window's mean: see `sliding.sliding_window`."""
+PresetName = Literal["landmark", "yarn", "longlora", "pose", "ruler"]
+"""The published passkey prompts of `passkey_presets`."""

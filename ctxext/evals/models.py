@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import ctxext
 
@@ -17,10 +17,10 @@ from ..errors import UsageError
 from ..folders.adapter import fingerprint
 from ..folders.source import TINY, display_name, resolve
 from ..rope import Rope, Schedule, unpatched
+from . import Dtype
 
 # Its folder also holds a README, which is not text to measure on.
 TINY_TEXTS = sorted((TINY.parent / "text").glob("*.txt"))
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass
@@ -118,7 +118,7 @@ def load(
     method: str | None = None,
     factor: float = 1.0,
     params: dict[str, Any] | None = None,
-    dtype: str = "auto",
+    dtype: Dtype = "auto",
     attention: str = "sdpa",
     trained_length: int | None = None,
     existing: str = "refuse",
@@ -128,8 +128,8 @@ def load(
     dtype "auto" takes the checkpoint's own. On a machine with CUDA devices the model goes to the one of this
     process (LOCAL_RANK). Raises CtxextError as `ctxext.load` and `ctxext.patch` do.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    if dtype not in get_args(Dtype):
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(get_args(Dtype))}")
     import torch
     from transformers import AutoTokenizer
 
@@ -150,8 +150,19 @@ def load(
     return subject
 
 
+def texts_for(model: Any, data: Sequence[str | Path] | None) -> Sequence[str | Path]:
+    """What to measure `model` on; UsageError if nothing was given and it isn't `tiny`, which brings a text."""
+    if data:
+        return data
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model) == "tiny":
+        return TINY_TEXTS
+    raise UsageError("no text to measure on", hint="--data PATH, a text file or a folder of them")
+
+
 def of_live(model: Any, tokenizer: Any) -> Subject:
-    """A Subject around a model that was loaded, and perhaps patched, by the caller."""
+    """A Subject around a model that was loaded, and perhaps patched, by the caller; a Subject as it is."""
+    if isinstance(model, Subject):
+        return model
     if tokenizer is None:
         raise UsageError("a live model needs its tokenizer")
     from ..live.patch import original_config

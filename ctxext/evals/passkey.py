@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from ..errors import UsageError
+from ..files import append_jsonl
 from ..live.head import CHUNK, token_scores
+from ..needles.prompts import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
 from ..terminal import progress
 from ..text import bos_id, sha256
 from .greedy import greedy
 from .passkey_presets import PresetBuilder
 from .prefix import PrefixScorer, why_not
-from .prompt_builder import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
-from .results import append_jsonl, resume_jsonl
+from .results import resume_jsonl
 from .stats import wilson
 
 __all__ = ["DEPTHS", "PasskeyResult", "Prompt", "PromptBuilder", "make_key", "passkey"]
@@ -68,8 +70,8 @@ class _Prompts:
         if preset is not None and (haystack is not None or distractors):
             raise UsageError("a preset brings its own filler and one key: leave out haystack and distractors")
         sentences = None if haystack is None else sentences_of(haystack)
-        self._own = PromptBuilder(tokenizer, bos, sentences) if preset is None else None
-        self._preset = PresetBuilder(preset, tokenizer, bos) if preset is not None else None
+        self._own = PromptBuilder(tokenizer, bos, sentences)
+        self._preset = None if preset is None else PresetBuilder(preset, tokenizer, bos)
         self._distractors, self._seed = distractors, seed
 
     def __call__(self, length: int, depth: float, trial: int) -> Prompt:
@@ -195,7 +197,7 @@ def _score_cell(
     bos: int | None,
     batch_size: int,
     generate: bool,
-    chunk: int,
+    chunk: int | None,
     *,
     scorer: PrefixScorer | None = None,
 ) -> list[dict]:
@@ -219,7 +221,9 @@ def _score_cell(
             rows = [_cropped(prompts[index].ids, crop, bos) for index in batch]
             if generate:
                 said = greedy(model, [row[:-answer] for row in rows], answer)
-                answers = [{"correct": ids == row[-answer:]} for ids, row in zip(said, rows, strict=True)]
+                answers: list[dict[str, Any]] = [
+                    {"correct": ids == row[-answer:]} for ids, row in zip(said, rows, strict=True)
+                ]
             else:
                 scores = forced(rows, answer)
                 answers = [
@@ -250,7 +254,7 @@ def _score_cell(
 def _summary(outcomes: list[dict], measured: str | None = None) -> dict:
     correct = sum(outcome["correct"] for outcome in outcomes)
     low, high = wilson(correct, len(outcomes))
-    row = {
+    row: dict[str, Any] = {
         "trials": len(outcomes),
         "correct": correct,
         "accuracy": correct / len(outcomes),
@@ -261,6 +265,6 @@ def _summary(outcomes: list[dict], measured: str | None = None) -> dict:
         row["logprob"] = fmean(outcome["logprob"] for outcome in outcomes)
         row["rank"] = median(outcome["rank"] for outcome in outcomes)
     for key in ("visible", "margin", measured):
-        if key in outcomes[0]:
+        if key and key in outcomes[0]:
             row[key] = fmean(outcome[key] for outcome in outcomes)
     return row

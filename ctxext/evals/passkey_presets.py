@@ -3,7 +3,7 @@
 All but RULER's share the text of Mohtashami and Jaggi ("Landmark Attention", 2023). What differs is where filler
 may be cut, how a length in tokens is turned into an amount of filler, and which keys are drawn. They are here
 for comparison with published figures; their lengths are approximate, as they were, and rows say how many tokens
-a prompt really had. For anything else use the prompts of `prompt_builder.py`, which hit a length exactly.
+a prompt really had. For anything else use `needles.prompts.PromptBuilder`, which hits a length exactly.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ..errors import UsageError, nearest
 from ..needles import FILLER, NEEDLE, QUESTION, TASK
-from .fitting import Fitter
-from .prompt_builder import Prompt, _hash, assemble
+from ..needles.exact_length import Fitter
+from ..needles.prompts import Prompt, assemble, hashed
+from . import PresetName
 from .words import word
 
 Count = Callable[[int], int]
@@ -30,7 +31,7 @@ class Preset:
     depth of the originals is the grid's depth here, which is one of the values that they could draw.
     """
 
-    name: str
+    name: PresetName
     source: str
     keys: tuple[int, int]
     text: Callable[[int, float, str], tuple[str, str]]
@@ -91,7 +92,7 @@ def _ruler_steps(length: int, count: Count) -> int:
     return step * max(1, _largest(length // step, lambda n: count(step * n) + 128 <= length))
 
 
-PRESETS = {
+PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
         Preset("landmark", "Mohtashami and Jaggi, 2023: run_test.py", (1, 50000), _characters, _any_character),
@@ -133,7 +134,7 @@ class PresetBuilder:
     def key(self, seed: int, length: int, depth: float, trial: int) -> str:
         """A key from the preset's range, from a hash of the cell."""
         low, high = self.preset.keys
-        return str(low + _hash(self.preset.name, seed, length, f"{depth:.6f}", trial) % (high - low + 1))
+        return str(low + hashed(self.preset.name, seed, length, f"{depth:.6f}", trial) % (high - low + 1))
 
     def build(self, length: int, depth: float, key: str) -> Prompt:
         """The preset's prompt for a length in tokens; `len(prompt.ids)` says what it came to."""

@@ -8,6 +8,7 @@ so they are refused. Staged schedules of ctxext are causal by construction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ import ctxext
 
 from ..errors import CtxextError, UsageError
 from ..live.head import CHUNK, TokenScores, cache_argument, collect, inference, row_logits
-from .fitting import common_prefix
+from ..needles.exact_length import common_prefix
 
 BLOCK = 512
 """Tokens per call after the first. With keys in the cache SDPA gets an explicit mask and works on masked pairs
@@ -109,7 +110,7 @@ class PrefixScorer:
     def _extend(self, ids: Sequence[int]) -> None:
         """Put ids into the cache, unscored."""
         batch = torch.tensor([list(ids)], device=self.model.device)
-        cache = {cache_argument(self.model): self._cache}
+        cache: dict[Any, Any] = {cache_argument(self.model): self._cache}
         self.model(input_ids=batch, use_cache=True, logits_to_keep=1, **cache)
         self.tokens_run += len(ids)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import subprocess
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
-from ..errors import CtxextError, UsageError
+from .. import __version__
+from ..errors import UsageError
+from ..files import read_jsonl
 
 
 def commit() -> str | None:
@@ -72,72 +70,6 @@ def result_document(
     return {"model": model_name, "schedule": schedule, "settings": full, "results": results, **more}
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    return value
-
-
-def dumps(document: Any, *, indent: int | None = 2) -> str:
-    """Strict JSON: keys in their order, non-finite numbers as null."""
-    return json.dumps(_plain(document), indent=indent, allow_nan=False, ensure_ascii=False)
-
-
-def write_json(path: str | Path, document: Any) -> Path:
-    """Write a JSON file atomically: a kill leaves the old file or the new one, never a part."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(dumps(document) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp files are private; give what the user's umask would have given.
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
-
-
-def append_jsonl(path: str | Path, row: Any) -> None:
-    """Append one row as one line, in a single write, so that a kill can't interleave rows."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = dumps(row, indent=None) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
-
-
-def read_json(path: str | Path) -> dict[str, Any]:
-    """Read a result document; CtxextError says which file and line is broken."""
-    path = Path(path)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CtxextError(f"{path} doesn't exist") from error
-    except ValueError as error:
-        raise CtxextError(f"{path} isn't a JSON document: {error}") from error
-
-
-def read_jsonl(path: str | Path) -> list[Any]:
-    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
-    lines = Path(path).read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line.strip()]
-
-
 def resume_jsonl(path: str | Path | None) -> list[Any]:
     """The rows of a file of finished cells that is about to be continued; [] if there is none.
 
@@ -150,6 +82,7 @@ def resume_jsonl(path: str | Path | None) -> list[Any]:
     data = Path(path).read_bytes()
     end = data.rfind(b"\n") + 1
     torn, begins = data[end:], b'{"settings": "'
+    rows: list[Any] = []
     try:
         rows = read_jsonl(path)
         known = all(isinstance(row["settings"], str) for row in rows)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 
 from ..errors import UsageError
 from ..live.head import CHUNK, token_nll
 from ..terminal import progress
+from . import Aggregation
 from .stats import perplexity
-
-AGGREGATIONS = ("token", "window")
 
 
 def sliding_window(
@@ -21,7 +21,7 @@ def sliding_window(
     stride: int = 256,
     *,
     bos: int | None = None,
-    aggregation: str = "token",
+    aggregation: Aggregation = "token",
     truncate: bool = False,
     chunk: int | None = CHUNK,
     description: str = "sliding window",
@@ -37,8 +37,8 @@ def sliding_window(
 
     Returns {"window", "stride", "aggregation", "truncate", "documents", "windows", "tokens", "nll", "ppl"}.
     """
-    if aggregation not in AGGREGATIONS:
-        raise UsageError(f"aggregation must be one of {', '.join(AGGREGATIONS)}, not {aggregation!r}")
+    if aggregation not in get_args(Aggregation):
+        raise UsageError(f"aggregation must be one of {', '.join(get_args(Aggregation))}, not {aggregation!r}")
     width = window if bos is None else window - 1
     step = width if truncate else stride
     if not 1 <= step <= width or window < 2:

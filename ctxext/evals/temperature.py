@@ -8,13 +8,9 @@ then at the vertex of the parabola through the best point and its neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from .. import methods, terminal
-from ..cli.eval_options import Data, ModelDtype, Out, data_of, finish
-from ..cli.options import Json, Model, Set, method_settings
+from .. import methods
 from ..errors import UsageError
 
 GRID = (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6)
@@ -62,7 +58,7 @@ def fit(
         raise UsageError("the grid needs at least three temperatures, none negative")
     before = subject.schedule
     trained = before.rope.trained_length
-    # A model that was trained under the method keeps its options, such as norms that it has learned.
+    # A model that was trained under the method keeps its options.
     own = before.params if before.method == method else {}
     if length <= trained:
         raise UsageError(
@@ -99,47 +95,3 @@ def fit(
     chosen = min(measured.values(), key=lambda row: row["nll"])
     curve = [measured[c] for c in sorted(measured)]
     return {"temperature": chosen["temperature"], "curve": curve, "tokens": chosen["tokens"], "length": length}
-
-
-def command(
-    model: Model,
-    method: Annotated[str, typer.Option(help="A method with a temperature, by `ctxext methods`.")] = "drope",
-    factor: Annotated[float, typer.Option("--factor", "-f", help="Times the trained length, to be read.")] = 4.0,
-    settings: Set = None,
-    data: Data = None,
-    documents: Annotated[int, typer.Option(help="Texts of the target length.", min=1)] = 4,
-    grid: Annotated[str | None, typer.Option(help="Temperatures to try, such as 0,0.1,0.2.")] = None,
-    dtype: ModelDtype = "auto",
-    out: Out = None,
-    json: Json = False,
-) -> None:
-    """Fit the temperature c of queries beyond the trained length, 1 + c ln(n / L), on held-out text."""
-    from .. import text
-    from . import results
-    from .models import load
-
-    try:
-        tried = [float(c) for c in grid.split(",")] if grid else GRID
-    except ValueError:
-        raise UsageError(
-            f"--grid {grid!r} is not a list of numbers", hint="for example --grid 0,0.1,0.2"
-        ) from None
-    paths = data_of(model, data)
-    subject = load(model, dtype=dtype)
-    length = round(subject.trained_length * factor)
-    docs = text.documents(paths, subject.tokenizer, length, documents)
-    params = method_settings(method, settings)
-    found = fit(subject, docs.ids, method, factor, params, tried)
-    more = {"method": method, "factor": factor, "params": params, "documents": len(docs.ids)}
-    document = results.result_document(
-        subject.name, None, more, found["curve"], model=subject.model, data_sha256=docs.sha256, **found
-    )
-    finish(document, out, json)
-    if not json:
-        rows = [(f"{row['temperature']:.3g}", f"{row['nll']:.4f}", f"{row['ppl']:.2f}") for row in found["curve"]]
-        title = f"{subject.name}, {method}: loss of tokens {subject.trained_length:,} to {length:,} by temperature"
-        terminal.print_table(title, ("c", "nats per token", "perplexity"), rows, left=0)
-        end = "; the largest that was tried" if found["temperature"] == max(tried) else ""
-        terminal.say(
-            f"c = {found['temperature']:.3g}{end}: use it as --set temperature={found['temperature']:.3g}"
-        )

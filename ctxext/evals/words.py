@@ -10,7 +10,7 @@ import re
 from functools import cache
 
 from ..folders.source import TINY
-from .prompt_builder import _hash
+from ..needles.prompts import hashed
 
 
 @cache
@@ -28,4 +28,4 @@ def words() -> tuple[str, ...]:
 def word(*cell: object) -> str:
     """One word from a hash of `cell`."""
     found = words()
-    return found[_hash("word", *cell) % len(found)]
+    return found[hashed("word", *cell) % len(found)]

@@ -16,25 +16,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import struct
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._version import __version__
+from .. import __version__
 from ..config.block import digest, read_block
-from ..config.read import rope_parameters
+from ..config.keys import rope_parameters
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS
-from ..rope import Schedule, unpatched
-from .source import HUB_OPTIONS, resolve
+from ..files import WEIGHTS, safetensors_header
+from ..rope import Schedule
 
 CONFIG = "adapter_config.json"
-PEFT_NOISE = "`is_gradient_checkpointing` is deprecated"
-"""Of transformers, about a property that PEFT asks for on every load."""
 _SAMPLE = 512
 
 
@@ -65,14 +60,11 @@ def fingerprint(folder: Path) -> str:
     safetensors = sorted(folder.glob("*.safetensors"))
     lines: list[str] = []
     for path in safetensors:
+        header, start = safetensors_header(path)
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
             for name, tensor in header.items():
-                if name == "__metadata__":
-                    continue
                 begin, end = tensor["data_offsets"]
-                file.seek(8 + length + begin)
+                file.seek(start + begin)
                 sample = file.read(min(_SAMPLE, end - begin))
                 lines.append(f"{name} {tensor['dtype']} {tensor['shape']} {hashlib.sha256(sample).hexdigest()}")
     if not safetensors:
@@ -147,31 +139,6 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Schedule | None]:
     return entry, schedule
 
 
-def load_adapter(folder: str | os.PathLike, *, base: str | os.PathLike | None = None, **kwargs: Any) -> Any:
-    """The base with the adapter's rope and the adapter on it, a PeftModel in evaluation mode.
-
-    base: where the base model is, if not where it was in training. kwargs go to from_pretrained of the base, and
-    to the hub if it has to come from there.
-    Raises CtxextError for a base with other weights, or one that is patched with another schedule.
-    """
-    folder = Path(folder)
-    entry, schedule = read_adapter(folder)
-    base_folder = find_base(entry, base, **{name: kwargs[name] for name in HUB_OPTIONS if name in kwargs})
-    check_base(folder, entry, schedule, base_folder)
-    return attach(base_model(base_folder, schedule, **kwargs), folder)
-
-
-def find_base(entry: Mapping[str, Any], base: str | os.PathLike | None, **hub: Any) -> Path:
-    """The folder of an adapter's base. hub: as in `resolve`."""
-    try:
-        return resolve(base if base is not None else entry["base"], **hub)
-    except CtxextError as error:
-        raise CtxextError(
-            f"the base model of this adapter isn't at {base or entry['base']}: {error.message}",
-            hint="say where it is: ctxext.load(adapter, base=...), ctxext merge --base ...",
-        ) from error
-
-
 def check_base(folder: Path, entry: Mapping[str, Any], schedule: Schedule | None, base_folder: Path) -> None:
     """Raise CtxextError unless `base_folder` holds the adapter's base."""
     found = fingerprint(base_folder)
@@ -192,37 +159,6 @@ def check_base(folder: Path, entry: Mapping[str, Any], schedule: Schedule | None
         raise CtxextError(
             f"{base_folder} runs {now}, the adapter was trained with {wanted}", hint="give the unpatched base"
         )
-
-
-def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
-    """A base model from its folder, patched live with `schedule`, whatever its config says."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from ..live.patch import apply
-    from .load import load_learned
-
-    if schedule is None:
-        return AutoModelForCausalLM.from_pretrained(folder, **kwargs)
-    if not kwargs.get("trust_remote_code"):
-        original = write_config(_json(folder / "config.json"), unpatched(schedule.rope))
-        del original["ctxext"]
-        kwargs["config"] = AutoConfig.for_model(**original)
-    model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
-    apply(model, schedule)
-    load_learned(model, folder)
-    return model
-
-
-def attach(model: Any, folder: Path, **kwargs: Any) -> Any:
-    """PeftModel.from_pretrained, without the warning about the entry that is meant for others."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise CtxextError("adapters need peft", hint="pip install 'ctxext[train]'") from error
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Unexpected keyword arguments \['ctxext'\]")
-        warnings.filterwarnings("ignore", message=PEFT_NOISE, category=FutureWarning)
-        return PeftModel.from_pretrained(model, folder, **kwargs)
 
 
 def check(model: Any, folder: str | os.PathLike) -> None:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import methods
-from .._version import __version__
+from .. import __version__, methods
 from ..config.smollm3 import is_written
 from ..rope import Schedule
-from ..runtimes.portability import portability
+from ..runtimes.portability import Verdict
 
 UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
 
 
-def model_card(base: str, schedule: Schedule, config: Mapping[str, Any], *, weights: str = UNTRAINED) -> str:
-    """README.md of a patched folder, with the hub's metadata block on top. weights: where they come from."""
+def model_card(
+    base: str,
+    schedule: Schedule,
+    config: Mapping[str, Any],
+    *,
+    verdicts: Sequence[Verdict],
+    weights: str = UNTRAINED,
+) -> str:
+    """README.md of a patched folder, with the hub's metadata block on top.
+
+    verdicts: who will run it. weights: where they come from.
+    """
     method = methods.get(schedule.method)
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
     native = schedule.is_static or is_written(config, schedule)
     fallback = not native and not str(keys["rope_parameters"].get("rope_type", "")).startswith("ctxext")
-    runtimes = portability(config, folder="this-folder")
     at_end = " in the last stage" if len(schedule.stages) > 1 else ""
     return f"""---
 base_model: {base}
@@ -51,10 +59,10 @@ tags: [ctxext, long-context, {schedule.method}]
 
 | runtime | version | | | known by |
 |---|---|---|---|---|
-{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in runtimes)}
+{chr(10).join(f"| {v.runtime} | {v.version} | {v.runs} | {v.note} | {v.evidence} |" for v in verdicts)}
 
 ```text
-{chr(10).join(f"{v.runtime}: {v.command}" for v in runtimes if v.runs in ("exact", "approximates"))}
+{chr(10).join(f"{v.runtime}: {v.command}" for v in verdicts if v.runs in ("exact", "approximates"))}
 ```
 
 ## The schedule
@@ -73,7 +81,7 @@ def _loading(schedule: Schedule, native: bool, fallback: bool) -> str:
     if native:
         return (
             _beyond_table(schedule)
-            + " " * bool(schedule.beyond_table)
+            + " " * bool(schedule.encoding)
             + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
         )
     if fallback:
@@ -99,26 +107,8 @@ def _beyond_table(schedule: Schedule) -> str:
         )
     if schedule.start_tokens:
         parts.append(f"The first {schedule.start_tokens} positions keep the original angles.")
-    if schedule.bias:
-        learned = f", a learned table that starts at {schedule.bias.start}" if schedule.bias.kind == "t5" else ""
-        parts.append(f"Attention logits have a bias by distance ({schedule.bias.kind}{learned}).")
-    if schedule.table:
-        parts.append(f"Sinusoids times {schedule.table.scale:g} are added to the input embeddings.")
-    if schedule.distances:
-        rule = schedule.distances
-        parts.append(
-            f"Rotary distances are {rule.kind}: exact below {rule.window} tokens, then kept in what was trained."
-        )
-    if schedule.unrotated:
-        chosen = schedule.unrotated
-        which = f"Every layer whose number is a multiple of {chosen.every}, from 1," if chosen.every else ""
-        which = which or f"Layers {', '.join(map(str, chosen.listed))}, from 0,"
-        parts.append(f"{which} doesn't rotate; the config says so as SmolLM3's does.")
-    if schedule.temperature:
-        parts.append(
-            f"Logits of a query beyond {schedule.rope.trained_length:,} tokens are multiplied by "
-            f"1 + {schedule.temperature:g} ln(n / {schedule.rope.trained_length})."
-        )
+    if schedule.encoding:
+        parts.append(schedule.encoding.describe(schedule.rope.trained_length))
     return " ".join(parts)
 
 

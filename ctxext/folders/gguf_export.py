@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..config.read import head_dim, read_schedule
-from ..config.rope_parameters import FALLBACKS
-from ..errors import CtxextError, UsageError
+from ..config.keys import head_dim
+from ..config.read import read_schedule
+from ..config.rope_parameters import Fallback
+from ..errors import CtxextError, check_choice
 from ..files import check_weights, read_config, replacing_file
 from ..rope import Schedule
 from ..runtimes.gguf_file import require_gguf
@@ -22,7 +23,8 @@ from .source import display_name, resolve
 if TYPE_CHECKING:
     import numpy as np
 
-DTYPES = ("f32", "f16", "bf16", "q8_0")
+Dtype = Literal["f32", "f16", "bf16", "q8_0"]
+Format = Literal["gguf"]
 _BLOCK = 32  # numbers per Q8_0 block, along a row
 
 
@@ -43,9 +45,9 @@ def export_gguf(
     model: str | os.PathLike,
     out: str | os.PathLike | None = None,
     *,
-    dtype: str = "f16",
+    dtype: Dtype = "f16",
     force: bool = False,
-    fallback: str = "refuse",
+    fallback: Fallback = "refuse",
     pretokenizer: str | None = None,
 ) -> Exported:
     """Write MODEL, with the schedule that its config.json carries, as a GGUF that llama.cpp runs exactly.
@@ -55,10 +57,8 @@ def export_gguf(
     Tensors are read, converted and written one by one. Raises CtxextError for a model whose architecture,
     activation or rope llama.cpp can't run as transformers does, UsageError for a wrong option.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    if fallback not in FALLBACKS:
-        raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}")
+    check_choice("dtype", dtype, Dtype)
+    check_choice("fallback", fallback, Fallback)
     gguf = require_gguf()
     folder = resolve(model, dtype="float32" if dtype == "f32" else "bfloat16")
     config = read_config(folder)
@@ -66,7 +66,6 @@ def export_gguf(
     arch, rope = architecture(config, schedule, fallback)
     check_weights(folder)
     target = Path(out) if out is not None else Path(f"{display_name(model)}-{dtype}.gguf")
-    names = _names(arch, config)
     with replacing_file(target, force=force) as file, Weights(folder) as weights:
         writer = gguf.GGUFWriter(None, arch)
         writer.add_name(display_name(model))
@@ -75,83 +74,95 @@ def export_gguf(
             add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
             add(key, value)
         kind = add_tokenizer(writer, folder, config["vocab_size"], pretokenizer)
-        writer.add_file_type(int(gguf.LlamaFileType[_file_type(dtype)]))
+        kinds = gguf.LlamaFileType
+        writer.add_file_type(int(kinds.ALL_F32 if dtype == "f32" else kinds[f"MOSTLY_{dtype.upper()}"]))
         if dtype == "q8_0":
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        count = _write_tensors(writer, Path(file.name), weights, names, config, arch, dtype, rope)
+        plan = _planned(weights.shapes(), config, arch, dtype)
+        heads = _heads(config) if arch == "llama" else {}
+        count = _write(writer, Path(file.name), weights, plan, heads, rope)
     return Exported(target, arch, dtype, kind, count, schedule, rope)
 
 
+def _heads(config: Mapping[str, Any]) -> dict[str, int]:
+    """Heads of the query and the key projection."""
+    heads = config["num_attention_heads"]
+    return {"q_proj": heads, "k_proj": config.get("num_key_value_heads") or heads}
+
+
 def _add_shape(writer: Any, config: Mapping[str, Any]) -> None:
-    heads, size = config["num_attention_heads"], head_dim(config)
+    heads, size = _heads(config), head_dim(config)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_head_count(heads["q_proj"])
+    writer.add_head_count_kv(heads["k_proj"])
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
     writer.add_vocab_size(config["vocab_size"])
 
 
-def _names(arch: str, config: Mapping[str, Any]) -> Any:
-    gguf = require_gguf()
-    kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    return gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
+@dataclass(frozen=True)
+class _Tensor:
+    """One tensor: its name in the folder and in the file, its shape in the folder, its type in the file."""
+
+    name: str
+    mapped: str
+    shape: tuple[int, ...]
+    kind: Any
 
 
-def _file_type(dtype: str) -> str:
-    return "ALL_F32" if dtype == "f32" else f"MOSTLY_{dtype.upper()}"
-
-
-def _write_tensors(
-    writer: Any,
-    path: Path,
-    weights: Weights,
-    names: Any,
-    config: Mapping[str, Any],
-    arch: str,
-    dtype: str,
-    rope: GgufRope,
-) -> int:
-    import numpy as np
-
+def _planned(
+    shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], arch: str, dtype: str
+) -> list[_Tensor]:
+    """The tensors that the file shall hold; CtxextError for one that llama.cpp has no place for."""
     gguf = require_gguf()
     kinds = gguf.GGMLQuantizationType
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     plan = []
-    for name, shape in weights.shapes().items():
+    for name, shape in shapes.items():
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if mapped is None or (".bias" in mapped and arch != "llama" and "attn_output" in mapped):
             raise CtxextError(f"llama.cpp's {arch} has no place for the tensor {name}")
-        kind = kinds[dtype.upper()] if len(shape) > 1 else kinds.F32
-        if kind == kinds.Q8_0 and shape[-1] % _BLOCK:
-            kind = kinds.F16
-        plan.append((name, mapped, shape, kind))
-    for _, mapped, shape, kind in plan:
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        count = int(np.prod(shape)) // block * size
-        writer.add_tensor_info(mapped, shape, np.dtype(np.float32), count, raw_dtype=kind)
-    if rope.freqs is not None:
-        table = np.array(rope.freqs, dtype=np.float32)
+        kind = kinds.F32
+        if len(shape) > 1:
+            whole_blocks = dtype != "q8_0" or list(shape)[-1] % _BLOCK == 0
+            kind = kinds[dtype.upper()] if whole_blocks else kinds.F16
+        plan.append(_Tensor(name, mapped, shape, kind))
+    return plan
+
+
+def _write(
+    writer: Any, path: Path, weights: Weights, plan: Sequence[_Tensor], heads: Mapping[str, int], rope: GgufRope
+) -> int:
+    """Write the file, tensor by tensor; how many it holds. heads: of the projections that are interleaved."""
+    import numpy as np
+
+    gguf = require_gguf()
+    table = None if rope.freqs is None else np.array(rope.freqs, dtype=np.float32)
+    for t in plan:
+        block, size = gguf.GGML_QUANT_SIZES[t.kind]
+        count = int(np.prod(t.shape)) // block * size
+        writer.add_tensor_info(t.mapped, t.shape, np.dtype(np.float32), count, raw_dtype=t.kind)
+    if table is not None:
         writer.add_tensor_info(TENSOR, table.shape, table.dtype, table.nbytes)
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    heads = {"q_proj": config["num_attention_heads"]}
-    heads["k_proj"] = config.get("num_key_value_heads") or heads["q_proj"]
-    for name, _, _, kind in plan:
-        data = weights.read(name)
-        projection = name.split(".")[-2]
-        if arch == "llama" and projection in heads:
+    for t in plan:
+        data = weights.read(t.name)
+        projection = t.name.split(".")[-2]
+        if projection in heads:
             data = interleaved(data, heads[projection])
-        writer.write_tensor_data(gguf.quants.quantize(data, kind))
-    if rope.freqs is not None:
+        writer.write_tensor_data(gguf.quants.quantize(data, t.kind))
+    if table is not None:
         writer.write_tensor_data(table)
     writer.close()
-    return len(plan) + (rope.freqs is not None)
+    return len(plan) + (table is not None)
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -168,7 +179,7 @@ class Weights:
 
     def __init__(self, folder: Path):
         self._stack = contextlib.ExitStack()
-        self._open = {}
+        self._open: dict[str, Any] = {}
         files = sorted(folder.glob("*.safetensors"))
         if files:
             from safetensors import safe_open

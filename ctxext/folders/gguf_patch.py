@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import methods
-from ..config.read import read_rope
-from ..config.rope_parameters import FALLBACKS
-from ..errors import CtxextError, UsageError, warn
+from ..config.read import Existing, read_rope
+from ..config.rope_parameters import Fallback
+from ..errors import CtxextError, check_choice, warn
 from ..files import replacing_file
 from ..rope import Schedule
 from ..runtimes.gguf_file import metadata, read_gguf, tensor, write_changed
@@ -36,8 +36,8 @@ def patch_gguf(
     force: bool = False,
     dry_run: bool = False,
     trained_length: int | None = None,
-    existing: str = "refuse",
-    fallback: str = "refuse",
+    existing: Existing = "refuse",
+    fallback: Fallback = "refuse",
     **params: Any,
 ) -> PatchedGguf:
     """Write a patched copy of a GGUF file, its weights and every key that isn't about the rope byte for byte.
@@ -47,8 +47,7 @@ def patch_gguf(
     Written to a temporary sibling and renamed. Raises CtxextError for a file that can't be patched (see
     `gguf_rope.gguf_rope`), UsageError for wrong options.
     """
-    if fallback not in FALLBACKS:
-        raise UsageError(f"fallback={fallback!r} is not one of {', '.join(FALLBACKS)}")
+    check_choice("fallback", fallback, Fallback)
     source = Path(source).expanduser()
     target = Path(out) if out is not None else Path(f"{display_name(source)}-{method}-{factor:g}x.gguf")
     if target.exists() and target.samefile(source):

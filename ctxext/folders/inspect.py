@@ -10,7 +10,8 @@ from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.read import head_dim, read_schedule, sliding_window
+from ..config.keys import head_dim, sliding_window
+from ..config.read import read_schedule
 from ..errors import CtxextError, UsageError
 from ..rope import Rope, Schedule
 from .source import display_name, is_gguf, peek, resolve
@@ -35,8 +36,8 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     for name, method in methods.all_methods().items():
         try:
             schedule = method(rope, factor)
-            if schedule.beyond_table:
-                why = f"its frequencies aren't the point: {', '.join(schedule.beyond_table)}"
+            if schedule.encoding:
+                why = f"its frequencies aren't the point: {schedule.encoding.kind}"
                 left_out.append({"method": name, "why": why})
             elif len(schedule.stages) == 1:
                 made.append(schedule)

@@ -12,8 +12,10 @@ from ..config.write import write_config
 from ..errors import CtxextError
 from ..files import WEIGHTS, link_or_copy, model_files, read_config, replacing
 from ..rope import Schedule
-from .adapter import attach, base_model, check_base, find_base, read_adapter
+from ..runtimes.portability import portability
+from .adapter import check_base, read_adapter
 from .card import model_card
+from .load import attach, base_model, find_base
 from .patch import longer_tokenizer
 from .source import display_name
 
@@ -74,7 +76,9 @@ def merge(
             if longer is not None:
                 (temporary / "tokenizer_config.json").write_text(json.dumps(longer, indent=2) + "\n")
             weights = f"The weights are the base model's with the adapter `{display_name(folder)}` added."
-            card = model_card(display_name(entry["base"]), schedule, config, weights=weights)
+            verdicts = portability(config, folder="this-folder")
+            name = display_name(entry["base"])
+            card = model_card(name, schedule, config, verdicts=verdicts, weights=weights)
             (temporary / "README.md").write_text(card)
         read_back = load(temporary) if schedule else AutoModelForCausalLM.from_pretrained(temporary)
         if not torch.equal(_logits(read_back.eval()), after):

@@ -11,11 +11,15 @@ from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.read import read_rope, sliding_window, window_message
+from ..config.keys import sliding_window, window_message
+from ..config.read import Existing, read_rope
+from ..config.rope_parameters import Fallback
 from ..config.write import write_config
 from ..errors import CtxextError, UsageError, warn
 from ..files import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, read_config, replacing
 from ..rope import Schedule
+from ..runtimes.facts import target as runtime_target
+from ..runtimes.portability import portability
 from .card import model_card
 from .source import DTYPES, display_name, is_gguf, peek, resolve
 
@@ -42,10 +46,10 @@ def plan(
     factor: float,
     *,
     trained_length: int | None = None,
-    existing: str = "refuse",
+    existing: Existing = "refuse",
     trust_remote_code: bool = False,
     dtype: str = "bfloat16",
-    fallback: str = "refuse",
+    fallback: Fallback = "refuse",
     target: str = "all",
     **params: Any,
 ) -> tuple[Path, Schedule, dict[str, Any]]:
@@ -53,7 +57,7 @@ def plan(
 
     trained_length, existing: as in `ctxext.patch`. dtype: of a .gguf's weights. fallback: what plain
     transformers shall do with a schedule that it can't run (several stages, start tokens): "refuse" to load,
-    or run its "static" approximation. target: the runtime that comes first, see `config_writing.write_config`.
+    or run its "static" approximation. target: the runtime that comes first, see `runtimes.facts.target`.
     params: the method's options.
     """
     if dtype not in DTYPES:
@@ -76,9 +80,9 @@ def plan_config(
     factor: float,
     *,
     trained_length: int | None = None,
-    existing: str = "refuse",
+    existing: Existing = "refuse",
     trust_remote_code: bool = False,
-    fallback: str = "refuse",
+    fallback: Fallback = "refuse",
     target: str = "all",
     **params: Any,
 ) -> tuple[Schedule, dict[str, Any]]:
@@ -89,9 +93,11 @@ def plan_config(
     return schedule, patched_config(config, schedule, fallback=fallback, target=target)
 
 
-def patched_config(config: Mapping[str, Any], schedule: Schedule, **options: Any) -> dict[str, Any]:
-    """config.json for `schedule`, without a window that would hide what it reaches. options: of `write_config`."""
-    new = write_config(config, schedule, **options)
+def patched_config(
+    config: Mapping[str, Any], schedule: Schedule, *, fallback: Fallback = "refuse", target: str = "all"
+) -> dict[str, Any]:
+    """config.json for `schedule`, without a window that would hide what it reaches. Options: see `plan`."""
+    new = write_config(config, schedule, fallback=fallback, target=runtime_target(target))
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
         warn(window_message(window, schedule.max_length))
@@ -166,7 +172,8 @@ def write_patched(
         for file, data in written.items():
             if data is not None:
                 (temporary / file).write_text(json.dumps(data, indent=2) + "\n")
-        (temporary / "README.md").write_text(model_card(name, schedule, config))
+        verdicts = portability(config, folder="this-folder")
+        (temporary / "README.md").write_text(model_card(name, schedule, config, verdicts=verdicts))
     return Patched(target, schedule, dict(config), linked, copied)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import CtxextError, UsageError, warn
 from ..files import model_files, read_config
-from .doctor import BACKUP, examine
+from .doctor import BACKUP, doctor
 from .load import stored_schedule
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -54,7 +54,7 @@ def push(
     for what, value in (("repo", repo), ("base_model", base_model)):
         if value is not None and not _ID.fullmatch(value):
             raise UsageError(f"{what} {value!r} is no hub id", hint="write it as owner/name")
-    found = examine(folder)
+    found = doctor(folder)
     errors = [f for f in found.findings if f.level == "error"]
     if errors and not force:
         raise CtxextError(

@@ -1,10 +1,10 @@
-"""Attention of a live model under a position encoding that cos and sin can't carry.
+"""Attention of a live model under an encoding that changes it.
 
 transformers' attention modules rotate queries and keys, put keys into the cache, and then look up an attention
 function by `config._attn_implementation`. Each module of a patched instance sees its config through a thin proxy
-that answers "ctxext" there. So the function below gets queries and all keys in between: it adds a bias, scales
-queries or rotates both by other distances, and gives them to whatever backend the model is set to. Every
-projection, norm, cache or hook around it stays the model's own. The name "ctxext" is registered with
+that answers "ctxext" there. So the function below gets queries and all keys in between, and the encoding adds a
+bias, scales queries or rotates both by other distances, and gives them to whatever backend the model is set to.
+Every projection, norm, cache or hook around it stays the model's own. The name "ctxext" is registered with
 transformers once; no other model's behaviour changes by it.
 """
 
@@ -23,15 +23,15 @@ from transformers import AttentionInterface
 
 from ..config.block import digest
 from ..errors import CtxextError
-from ..rope import Schedule
-from . import biases, distances, qk_norm
 from .cache import check_contiguous, layer_of, remember, rows_of
+from .encoding import Attended, AttentionCall, LiveEncoding
+from .undo import Patched
 
 NAME = "ctxext"
 
 
 @dataclass
-class Call:
+class Positions:
     """Where the tokens of one call of one layer are.
 
     queries: (rows, tokens). first_key: (rows,), the position that slot 0 of the keys has; None if keys are exactly
@@ -51,16 +51,13 @@ class Call:
 
 @dataclass
 class Layer:
-    """What one attention module runs. owner: the decoder, which holds what is learned: a bias table, norms."""
+    """What one attention module runs."""
 
     module: nn.Module
     inner: Callable
     cache_name: str
-    schedule: Schedule
+    encoding: LiveEncoding
     digest: str
-    owner: nn.Module
-    rotary: nn.Module
-    layout: str | None = None
 
 
 class _Config:
@@ -75,8 +72,8 @@ class _Config:
         return getattr(self._config, name)
 
 
-def wrap(module: nn.Module, schedule: Schedule, owner: nn.Module, layout: str | None) -> None:
-    """Give one attention module its forward and its view of the config. layout: how it pairs rotated coordinates.
+def wrap(module: nn.Module, encoding: LiveEncoding, patched: Patched) -> None:
+    """Give one attention module its forward and its view of the config.
 
     Raises CtxextError for a family whose attention doesn't go through transformers' attention functions.
     """
@@ -91,20 +88,15 @@ def wrap(module: nn.Module, schedule: Schedule, owner: nn.Module, layout: str | 
             f"{type(module).__name__} computes attention itself, without transformers' attention functions",
             hint="use a method that is a frequency table or staged (see `ctxext methods`)",
         )
-    layer = Layer(module, inner, cache_name, schedule, digest(schedule), owner, owner.rotary_emb, layout)
-    module.config = _Config(module.config, layer)
-    module.forward = functools.partial(_forward, layer)
+    layer = Layer(module, inner, cache_name, encoding, digest(encoding.schedule))
+    patched.set_view(module, _Config(module.config, layer))
+    patched.set_forward(module, functools.partial(_forward, layer))
 
 
-def identity(position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def unrotated(position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of no rotation at all."""
     cos, sin = position_embeddings
     return torch.ones_like(cos), torch.zeros_like(sin)
-
-
-def unrotated_forward(inner: Callable, *args: Any, position_embeddings: Any = None, **kwargs: Any) -> Any:
-    """The forward of a layer that doesn't rotate."""
-    return inner(*args, position_embeddings=identity(position_embeddings), **kwargs)
 
 
 def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_embeddings: Any = None, **kwargs):
@@ -122,13 +114,13 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
             check_contiguous(held, positions, batch)
         # Counted from the end: the positions of pads, at the beginning, mean nothing.
         first = positions[:, -1] - (past + positions.shape[1] - 1)
-    if layer.schedule.distances:
-        position_embeddings = identity(position_embeddings)
+    if layer.encoding.own_rotation:
+        position_embeddings = unrotated(position_embeddings)
     # Among the keywords that transformers passes on to attention functions, and not kept in the model: several
     # threads may be in it at once.
-    call = Call(positions, first)
-    answer = layer.inner(hidden_states, position_embeddings=position_embeddings, ctxext_call=call, **kwargs)
-    if not call.reached:
+    where = Positions(positions, first)
+    answer = layer.inner(hidden_states, position_embeddings=position_embeddings, ctxext_positions=where, **kwargs)
+    if not where.reached:
         raise CtxextError(f"the patch has no effect: {type(module).__name__} didn't use its attention function")
     if cache is not None:
         remember(cache, module, layer.digest, [0] * batch, rows_of(positions[:, -1].tolist(), batch))
@@ -149,53 +141,29 @@ def attend(
     attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
-    ctxext_call: Call | None = None,
+    ctxext_positions: Positions | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The attention function of patched modules. query: (batch, heads, tokens, head size), as transformers does.
-
-    ctxext_call: from the module's `_forward`. Returns (batch, tokens, heads, head size) and the attention weights,
-    if the backend gives any.
-    """
+) -> Attended:
+    """The attention function of patched modules, in transformers' form. ctxext_positions: from `_forward`."""
     layer: Layer = module.config._layer
-    call, schedule = ctxext_call, layer.schedule
-    if call is None:
+    if ctxext_positions is None:
         raise CtxextError(f"{type(module).__name__} doesn't pass its keywords on to its attention function")
-    call.reached = True
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if schedule.norms:
-        query, key = getattr(layer.owner, qk_norm.NORMS)(query, key, module.layer_idx)
-    queries, keys = call.queries, call.keys(key.shape[2])
-    if schedule.temperature:
-        length = schedule.rope.trained_length
-        prefix = (queries + 1).clamp(min=length).double() / length
-        query = query * (1 + schedule.temperature * prefix.log())[:, None, :, None].to(query.dtype)
+    ctxext_positions.reached = True
     backend = module.config._config._attn_implementation or "eager"
-    given = {"scaling": scaling, "dropout": dropout, **kwargs}
-    if schedule.distances:
-        return distances.attend(layer, query, key, value, attention_mask, queries, keys, **given)
     source = sys.modules[type(module).__module__]
-    stock = source.ALL_ATTENTION_FUNCTIONS.get_interface(backend, source.eager_attention_forward)
-    if schedule.bias is None:
-        return stock(module, query, key, value, attention_mask, **given)
-    learned = getattr(layer.owner, biases.TABLE, None)
-    return biases.attend(
-        schedule.bias, learned, stock, backend, module, query, key, value, attention_mask, queries, keys, **given
+    call = AttentionCall(
+        module=module,
+        query=query,
+        key=key,
+        value=value,
+        mask=attention_mask,
+        queries=ctxext_positions.queries,
+        keys=ctxext_positions.keys(key.shape[2]),
+        backend=backend,
+        stock=source.ALL_ATTENTION_FUNCTIONS.get_interface(backend, source.eager_attention_forward),
+        options={"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "dropout": dropout, **kwargs},
     )
+    return layer.encoding.attend(call)
 
 
 AttentionInterface.register(NAME, attend)
-
-
-def add_table(
-    inner: Callable, frequencies: tuple[float, ...], scale: float, hidden_states, *args, **kwargs
-) -> Any:
-    """The first decoder layer's forward, its input being the embeddings plus sinusoids by position."""
-    positions = kwargs.get("position_ids")
-    if positions is None:
-        raise CtxextError("the first layer was called without position_ids, so sinusoids can't be added")
-    angles = positions[..., None].double() * torch.tensor(
-        frequencies, dtype=torch.float64, device=positions.device
-    )
-    table = torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)[..., : hidden_states.shape[-1]]
-    return inner(hidden_states + (scale * table).to(hidden_states), *args, **kwargs)

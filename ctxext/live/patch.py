@@ -7,8 +7,6 @@ survives save_pretrained, PEFT, device maps, torch.compile and gradient checkpoi
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,38 +14,17 @@ from torch import nn
 
 from .. import methods
 from ..config.block import digest
-from ..config.families import unsupported_reason
-from ..config.read import SCALED_LAYERS, head_dim, read_rope, sliding_window, window_message
+from ..config.families import SCALED_LAYERS, unsupported_reason
+from ..config.keys import sliding_window, window_message
+from ..config.read import read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
-from ..rope.encodings import sinusoid_frequencies
-from . import attention as positioned
-from . import biases, learned, qk_norm
+from . import attention, staged_attention
+from .encoding import live_encoding
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
-from .staged_attention import attention_modules, wrap
+from .staged_attention import attention_modules
 from .stages import StagedRotary, find_layout
-
-
-class _MISSING:
-    """Stands for an attribute that wasn't there. A class, as copies and pickles of a model keep its identity."""
-
-
-_STATE = "_ctxext"
-
-
-@dataclass
-class _Patch:
-    """What undoing needs: the module and the config values that were there before.
-
-    forwards, views: the forward and the config that single modules had of their own.
-    """
-
-    schedule: Schedule
-    rotary: nn.Module
-    config: dict[str, Any] = field(default_factory=dict)
-    windows: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    forwards: dict[nn.Module, Any] = field(default_factory=dict)
-    views: dict[nn.Module, Any] = field(default_factory=dict)
+from .undo import Patched
 
 
 def patch(
@@ -81,20 +58,16 @@ def patch(
 def original_config(model: nn.Module) -> dict[str, Any]:
     """The config of a live model as a dict, with the values that it had before it was patched."""
     owner = find_decoder(model)
-    before = getattr(owner, _STATE, None)
-    config = owner.rotary_emb.config.to_dict()
-    if before:
-        config = {**config, **{k: v for k, v in before.config.items() if v is not _MISSING}}
-        config = {k: v for k, v in config.items() if before.config.get(k) is not _MISSING}
-    return config
+    before = Patched.of(owner)
+    return before.config_before() if before else owner.rotary_emb.config.to_dict()
 
 
 def apply(model: nn.Module, schedule: Schedule) -> None:
     """Make a live model run a schedule that was made earlier; see `patch` for the errors."""
     owner = find_decoder(model)
-    before = getattr(owner, _STATE, None)
+    before = Patched.of(owner)
     if before:
-        _restore(owner, before)
+        before.undo()
     try:
         _install(owner, schedule)
     except BaseException:
@@ -109,15 +82,15 @@ def unpatch(model: nn.Module) -> None:
     Raises CtxextError if the model isn't patched.
     """
     owner = find_decoder(model)
-    state = getattr(owner, _STATE, None)
+    state = Patched.of(owner)
     if state is None:
         raise CtxextError("this model isn't patched")
-    _restore(owner, state)
+    state.undo()
 
 
 def schedule_of(model: nn.Module) -> Schedule | None:
     """The schedule that a live model was patched with, or None."""
-    state = getattr(find_decoder(model), _STATE, None)
+    state = Patched.of(find_decoder(model))
     return state.schedule if state else None
 
 
@@ -135,7 +108,7 @@ def find_decoder(model: nn.Module) -> nn.Module:
             hint="transformers 5 keeps one per decoder; older remote code keeps one per layer",
         )
     rotary = owners[0].rotary_emb
-    if getattr(owners[0], _STATE, None) is None:
+    if Patched.of(owners[0]) is None:
         config = getattr(rotary, "config", None)
         reason = unsupported_reason(config.to_dict()) if config is not None else "its rotary has no config"
         if reason:
@@ -145,31 +118,39 @@ def find_decoder(model: nn.Module) -> nn.Module:
 
 
 def _install(owner: nn.Module, schedule: Schedule) -> None:
-    config = owner.rotary_emb.config
     rotary = owner.rotary_emb
-    replacement = _build(owner, config, schedule)
-    state = _Patch(schedule, rotary)
-    for key, value in config_edits(config, schedule).items():
-        state.config[key] = getattr(config, key, _MISSING)
-        setattr(config, key, value)
-    _widen_window(owner, config, schedule, state)
-    owner.rotary_emb = replacement
-    replacement.config = config
-    setattr(owner, _STATE, state)
+    config = rotary.config
+    replacement = _rotary_for(owner, schedule)
+    patched = Patched(owner, schedule, rotary)
+    patched.begin(replacement)
     try:
-        if len(schedule.stages) > 1:
-            _stage_attention(owner, replacement, state)
-        _beyond_table(owner, rotary, schedule, state)
+        for key, value in config_edits(config, schedule).items():
+            patched.set_config(key, value)
+        _widen_window(patched)
+        if schedule.encoding is None:
+            # Beside an encoding the config says that plain transformers must not load the model, and some stock
+            # modules read theirs in every call: there it keeps the one that it was built from.
+            replacement.config = config
+        if isinstance(replacement, StagedRotary):
+            for module in attention_modules(owner):
+                staged_attention.wrap(module, replacement, patched)
+        if schedule.encoding is not None:
+            encoding = live_encoding(schedule, owner)
+            encoding.install(patched)
+            if schedule.in_attention:
+                for module in attention_modules(owner, unrotated=not encoding.own_rotation):
+                    attention.wrap(module, encoding, patched)
         verify(owner)
     except BaseException:
-        _restore(owner, state)
+        patched.undo()
         raise
 
 
-def _build(owner: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
+def _rotary_for(owner: nn.Module, schedule: Schedule) -> nn.Module:
     """The rotary module for any schedule."""
+    config = owner.rotary_emb.config
     kinds = getattr(config, "layer_types", None) or ()
-    if (len(schedule.stages) > 1 or schedule.changes_attention) and set(kinds) - {"full_attention"}:
+    if (len(schedule.stages) > 1 or schedule.in_attention) and set(kinds) - {"full_attention"}:
         raise CtxextError(
             f"{schedule.method} needs full attention in every layer, this model has {sorted(set(kinds))}",
             hint="use a static method, such as yarn",
@@ -181,85 +162,13 @@ def _build(owner: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     return StagedRotary(modules, [stage.start for stage in schedule.stages], layout, digest(schedule))
 
 
-def _stage_attention(owner: nn.Module, rotary: StagedRotary, state: _Patch) -> None:
-    for module in attention_modules(owner):
-        _keep_forward(module, state)
-        wrap(module, rotary)
-
-
-def _beyond_table(owner: nn.Module, original: nn.Module, schedule: Schedule, state: _Patch) -> None:
-    """Install what neither frequencies nor stages can express."""
-    rotating = attention_modules(owner)
-    config = owner.rotary_emb.config
-    if schedule.changes_attention:
-        layout = None
-        if schedule.distances:
-            layout = find_layout(rotating[0], rebuild(original, config, unpatched(schedule.rope)))
-        if schedule.bias and schedule.bias.kind == "t5":
-            table = biases.T5Bias(schedule.bias, config.num_attention_heads)
-            learned.add(owner, biases.TABLE, schedule.bias, table)
-        if schedule.norms:
-            sizes = config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads
-            norms = qk_norm.QKNorm(schedule.norms, *sizes, head_dim(config.to_dict()))
-            learned.add(owner, qk_norm.NORMS, schedule.norms, norms)
-        for module in rotating if schedule.distances else attention_modules(owner, unrotated=True):
-            _keep_forward(module, state)
-            state.views[module] = module.config if hasattr(module, "config") else _MISSING
-            positioned.wrap(module, schedule, owner, layout)
-    if schedule.unrotated:
-        chosen = set(schedule.unrotated.of(config.num_hidden_layers))
-        for module in rotating:
-            if module.layer_idx in chosen:
-                _keep_forward(module, state)
-                module.forward = functools.partial(positioned.unrotated_forward, module.forward)
-    if schedule.table:
-        first = _decoder_layers(owner, rotating[0])[0]
-        frequencies = tuple(sinusoid_frequencies(config.hidden_size, schedule.table.base))
-        _keep_forward(first, state)
-        first.forward = functools.partial(positioned.add_table, first.forward, frequencies, schedule.table.scale)
-
-
-def _decoder_layers(owner: nn.Module, attention: nn.Module) -> nn.ModuleList:
-    """The list of layers that one of its attention modules is in."""
-    return next(
-        m
-        for m in owner.modules()
-        if isinstance(m, nn.ModuleList) and any(attention is inner for inner in m.modules())
-    )
-
-
-def _keep_forward(module: nn.Module, state: _Patch) -> None:
-    state.forwards.setdefault(module, module.__dict__.get("forward", _MISSING))
-
-
-def _restore(owner: nn.Module, state: _Patch) -> None:
-    config = owner.rotary_emb.config
-    owner.rotary_emb = state.rotary
-    for key, value in state.config.items():
-        if value is _MISSING:
-            delattr(config, key)
-        else:
-            setattr(config, key, value)
-    for module, window in state.windows:
-        module.sliding_window = window
-    for module, forward in state.forwards.items():
-        if forward is not _MISSING:
-            module.forward = forward
-        elif "forward" in module.__dict__:
-            del module.forward
-    for module, view in state.views.items():
-        if view is not _MISSING:
-            module.config = view
-    learned.put_aside(owner)
-    delattr(owner, _STATE)
-
-
-def _widen_window(owner: nn.Module, config: Any, schedule: Schedule, state: _Patch) -> None:
+def _widen_window(patched: Patched) -> None:
     """Drop a sliding window that every layer has and that is shorter than the target."""
+    config, schedule = patched.rotary.config, patched.schedule
     window = sliding_window(config.to_dict())
     # Stages and changed attention can't use the keys of a sliding cache: they drop even a window that is wide
     # enough.
-    table = len(schedule.stages) == 1 and not schedule.changes_attention
+    table = len(schedule.stages) == 1 and not schedule.in_attention
     if window is None or (window >= schedule.max_length and table):
         return
     if getattr(config, "layer_types", None):
@@ -268,12 +177,10 @@ def _widen_window(owner: nn.Module, config: Any, schedule: Schedule, state: _Pat
             hint="load the model with layer_types of full_attention and patch it then",
         )
     warn(window_message(window, schedule.max_length))
-    state.config["sliding_window"] = window
-    config.sliding_window = None
-    for module in owner.modules():
+    patched.set_config("sliding_window", None)
+    for module in patched.owner.modules():
         if getattr(module, "sliding_window", None) == window:
-            state.windows.append((module, window))
-            module.sliding_window = None
+            patched.drop_window(module)
 
 
 class _Reached(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config.read import SCALED_LAYERS
+from ..config.families import SCALED_LAYERS
 from ..config.write import write_config
 from ..errors import CtxextError
 from ..rope import Schedule, unpatched
@@ -95,20 +95,6 @@ class StartTokenRotary(nn.Module):
         return torch.where(start, cos0 * scale, cos1), torch.where(start, sin0 * scale, sin1)
 
 
-class TableRotary(nn.Module):
-    """The stock module of a schedule that is more than its table. It keeps its own config: the model's says that
-    plain transformers must not load it, and some stock modules read their config in every call."""
-
-    def __init__(self, scaled: nn.Module):
-        super().__init__()
-        self.scaled = scaled
-        self.config = scaled.config
-
-    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, each (1 or batch, tokens, rotary width), in x's dtype."""
-        return self.scaled(x, position_ids)
-
-
 def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     """The module that runs a one-stage `schedule` in place of `rotary`, whose config is `config`.
 
@@ -117,15 +103,15 @@ def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     table = schedule.table_alone()
     scaled = rebuild(rotary, config, table)
     check_table(scaled, table)
-    if not schedule.beyond_table and not schedule.start_tokens:
+    if schedule.is_static:
         return scaled
     if is_nested(rotary):
-        what = schedule.method if schedule.beyond_table else "start tokens"
+        what = schedule.method if schedule.encoding else "start tokens"
         raise CtxextError(
             f"{what}: this needs one rotary embedding for all layers, this model keeps one per layer type"
         )
-    if schedule.beyond_table:
-        return TableRotary(scaled)
+    if schedule.encoding:
+        return scaled
     # Rebuilt, not copied: the model may have been cast, and its own table with it.
     original = rebuild(rotary, config, unpatched(schedule.rope))
     return StartTokenRotary(original, scaled, schedule.start_tokens)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +20,37 @@ from torch import nn
 from ..errors import CtxextError
 from .cache import Block, align, layer_of, remember, rows_of
 from .stages import Plan, Segment, StagedRotary
+from .undo import Patched
 
 
-def wrap(module: nn.Module, rotary: StagedRotary) -> None:
+@dataclass
+class Layer:
+    """One attention module, its own forward, the rotary of its decoder, and what it calls its cache."""
+
+    module: nn.Module
+    inner: Callable
+    rotary: StagedRotary
+    cache_name: str
+
+
+@dataclass
+class StagedCall:
+    """One call of one layer. hidden_states: (batch, tokens, width); cos, sin: (rows, tokens, rotary width).
+
+    cache, held: the cache, and this layer's part of it if that holds anything. mask: whatever the backend takes.
+    options: the other keywords of the module's forward.
+    """
+
+    plan: Plan
+    hidden_states: torch.Tensor
+    position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    mask: Any
+    cache: Any
+    held: Any
+    options: dict[str, Any]
+
+
+def wrap(module: nn.Module, rotary: StagedRotary, patched: Patched) -> None:
     """Give one attention module its staged forward."""
     inner = module.forward
     name = next(
@@ -28,7 +58,7 @@ def wrap(module: nn.Module, rotary: StagedRotary) -> None:
     )
     if name is None:
         raise CtxextError(f"{type(module).__name__} takes no cache, so it can't run a staged schedule")
-    module.forward = functools.partial(_forward, module, inner, rotary, name)
+    patched.set_forward(module, functools.partial(_forward, Layer(module, inner, rotary, name)))
 
 
 def attention_modules(owner: nn.Module, *, unrotated: bool = False) -> list[nn.Module]:
@@ -47,105 +77,79 @@ def attention_modules(owner: nn.Module, *, unrotated: bool = False) -> list[nn.M
 
 
 def _forward(
-    module: nn.Module,
-    inner: Any,
-    rotary: StagedRotary,
-    cache_name: str,
+    layer: Layer,
     hidden_states: torch.Tensor,
     *args: Any,
     position_embeddings: Any = None,
     attention_mask: Any = None,
     **kwargs: Any,
 ) -> Any:
+    module, rotary = layer.module, layer.rotary
     if args:
         raise CtxextError(f"{type(module).__name__} was called with positional arguments, which differ by family")
     plan = getattr(position_embeddings, "plan", None)
     if plan is None:
         # Something on the way (an offloading hook) rebuilt the tuple.
         plan = rotary.plan(kwargs["position_ids"])
-    cache = kwargs.pop(cache_name, None)
-    layer = layer_of(cache, module, rotary.digest)
+    cache = kwargs.pop(layer.cache_name, None)
+    held = layer_of(cache, module, rotary.digest)
+    if len(plan.segments) > 1:
+        call = StagedCall(plan, hidden_states, position_embeddings, attention_mask, cache, held, kwargs)
+        return _segmented(layer, call)
     batch = hidden_states.shape[0]
-    if len(plan.segments) == 1:
-        stages = rows_of(plan.segments[0].stages, batch)
-        if layer is not None:
-            align(layer, rotary, stages, plan, batch)
-        answer = inner(
-            hidden_states,
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
-            **{cache_name: cache},
-            **kwargs,
-        )
-        if cache is not None:
-            remember(cache, module, rotary.digest, stages, rows_of(plan.last, batch))
-        return answer
-    return _segmented(
-        module,
-        inner,
-        rotary,
-        plan,
-        cache,
-        layer,
-        cache_name,
+    stages = rows_of(plan.segments[0].stages, batch)
+    if held is not None:
+        align(held, rotary, stages, plan, batch)
+    answer = layer.inner(
         hidden_states,
-        position_embeddings,
-        attention_mask,
-        kwargs,
+        position_embeddings=position_embeddings,
+        attention_mask=attention_mask,
+        **{layer.cache_name: cache},
+        **kwargs,
     )
+    if cache is not None:
+        remember(cache, module, rotary.digest, stages, rows_of(plan.last, batch))
+    return answer
 
 
-def _segmented(
-    module,
-    inner,
-    rotary,
-    plan,
-    cache,
-    layer,
-    cache_name,
-    hidden_states,
-    position_embeddings,
-    attention_mask,
-    kwargs,
-):
+def _segmented(layer: Layer, call: StagedCall) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A call that crosses stages: each segment attends to all keys so far, turned to its stage."""
-    batch = hidden_states.shape[0]
-    cos, sin = position_embeddings
-    positions = kwargs.pop("position_ids", plan.positions)
-    if any(k.startswith("cu_seq_lens") and v is not None for k, v in kwargs.items()):
+    module, rotary, plan, options = layer.module, layer.rotary, call.plan, call.options
+    batch = call.hidden_states.shape[0]
+    cos, sin = call.position_embeddings
+    positions = options.pop("position_ids", plan.positions)
+    if any(k.startswith("cu_seq_lens") and v is not None for k, v in options.items()):
         raise CtxextError(
             "packed documents for flash attention can't cross stages",
             hint="pass position_ids with resets and no cu_seq_lens, or one document per row",
         )
-    block = Block(rotary, plan, layer, batch)
+    block = Block(rotary, plan, call.held, batch)
     outputs, weights = [], []
     for index, segment in enumerate(plan.segments):
         block.begin(index)
         part = slice(segment.start, segment.end)
-        answer = inner(
-            hidden_states[:, part],
+        answer = layer.inner(
+            call.hidden_states[:, part],
             position_embeddings=(cos[:, part], sin[:, part]),
-            attention_mask=_part_of_mask(attention_mask, segment, block.past, plan, module, hidden_states.device),
+            attention_mask=_part_of_mask(module, call, segment, block.past),
             position_ids=positions[:, part],
-            **{cache_name: block},
-            **kwargs,
+            **{layer.cache_name: block},
+            **options,
         )
         outputs.append(answer[0])
         weights.append(answer[1])
-    if cache is not None:
+    if call.cache is not None:
         final = rows_of(plan.segments[-1].stages, batch)
-        if layer is not None and block.past:
-            align(layer, rotary, final, plan, batch)
-        cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
-        remember(cache, module, rotary.digest, final, rows_of(plan.last, batch), block.made())
+        if call.held is not None and block.past:
+            align(call.held, rotary, final, plan, batch)
+        call.cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
+        remember(call.cache, module, rotary.digest, final, rows_of(plan.last, batch), block.made())
     return torch.cat(outputs, 1), _join_weights(weights)
 
 
-def _part_of_mask(
-    mask: Any, segment: Segment, past: int, plan: Plan, module: nn.Module, device: torch.device
-) -> Any:
+def _part_of_mask(module: nn.Module, call: StagedCall, segment: Segment, past: int) -> Any:
     """The mask of one segment against the keys up to its end."""
-    end = past + segment.end
+    mask, plan, end = call.mask, call.plan, past + segment.end
     if isinstance(mask, torch.Tensor):
         return mask[..., segment.start : segment.end, :end] if mask.dim() == 4 else mask[:, :end]
     if mask is not None:
@@ -158,7 +162,7 @@ def _part_of_mask(
         size = segment.end - segment.start
         ones = torch.ones(size, end, dtype=torch.bool, device=plan.positions.device)
         plan.masks[segment] = ones.tril(end - size)[None, None]
-    return plan.masks[segment].to(device)
+    return plan.masks[segment].to(call.hidden_states.device)
 
 
 def _part_of_block_mask(mask: Any, segment: Segment, end: int) -> Any:

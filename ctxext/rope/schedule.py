@@ -7,7 +7,6 @@ function from a Rope and a factor to a Schedule: which angles to use instead, fr
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import json
 import math
@@ -16,17 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ..errors import UsageError
-from .encodings import Bias, Distances, InputTable, Layers, QueryKeyNorm, temperature_at
-
-_KINDS = {
-    "bias": Bias,
-    "table": InputTable,
-    "distances": Distances,
-    "unrotated": Layers,
-    "norms": QueryKeyNorm,
-}
-EMPTY = {**dict.fromkeys(_KINDS), "temperature": 0.0}
-BEYOND_TABLE = tuple(EMPTY)
+from .encodings import Encoding
 
 
 def _finite(value: float, what: str) -> float:
@@ -124,10 +113,7 @@ class Schedule:
     start_tokens: the first so many positions keep the original angles (n-hat in LongRoPE, eq. 3).
     native: how transformers spells this static schedule in `rope_parameters`, when it has a name for it.
     method, factor, params: how it was made; params hold every option with its value.
-    bias, table, distances, norms: what `encodings` describes; None if the schedule has none.
-    unrotated: layers that don't rotate; the others do.
-    temperature: c; logits of a query beyond the trained length L are multiplied by 1 + c ln(n / L), n being its
-        position + 1.
+    encoding: what no frequency table can express; None if there is nothing of the kind.
     """
 
     rope: Rope
@@ -138,16 +124,10 @@ class Schedule:
     params: Mapping[str, Any] = field(default_factory=dict)
     start_tokens: int = 0
     native: Mapping[str, Any] | None = None
-    bias: Bias | None = None
-    table: InputTable | None = None
-    distances: Distances | None = None
-    unrotated: Layers | None = None
-    norms: QueryKeyNorm | None = None
-    temperature: float = 0.0
+    encoding: Encoding | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "stages", tuple(self.stages))
-        object.__setattr__(self, "temperature", _finite(self.temperature, "the temperature"))
         starts = [stage.start for stage in self.stages]
         if not starts or starts[0] != 0 or any(b <= a for a, b in itertools.pairwise(starts)):
             raise UsageError(f"stages must start at 0 and ascend, got {starts}")
@@ -155,36 +135,30 @@ class Schedule:
             raise UsageError(f"every stage needs {self.rope.size} frequencies")
         if self.start_tokens < 0:
             raise UsageError(f"start_tokens must not be negative, got {self.start_tokens}")
-        if self.temperature < 0:
-            raise UsageError(f"temperature must not be negative, got {self.temperature}")
-        if self.beyond_table and (len(self.stages) > 1 or self.start_tokens):
-            raise UsageError(f"{', '.join(self.beyond_table)} can't be combined with stages or start tokens")
-        if self.unrotated and self.distances:
-            raise UsageError("distances can't be combined with layers that don't rotate")
+        if self.encoding and (len(self.stages) > 1 or self.start_tokens):
+            raise UsageError(f"{self.encoding.kind} can't be combined with stages or start tokens")
 
     @property
-    def beyond_table(self) -> tuple[str, ...]:
-        """Names of the fields in use that neither frequencies nor stages can express."""
-        return tuple(name for name in BEYOND_TABLE if getattr(self, name))
-
-    @property
-    def beyond_any_table(self) -> tuple[str, ...]:
-        """Those of them that no frequency table comes near either: all but a temperature."""
-        return tuple(name for name in self.beyond_table if name != "temperature")
-
-    @property
-    def changes_attention(self) -> bool:
-        """Whether attention itself is another: a bias, a temperature, a rule for distances, norms."""
-        return bool(self.bias or self.distances or self.temperature or self.norms)
+    def in_attention(self) -> bool:
+        """Whether attention itself is another: a bias, a temperature, a rule for distances."""
+        return self.encoding is not None and self.encoding.in_attention
 
     @property
     def is_static(self) -> bool:
         """One stage and nothing else: a plain frequency table, which stock transformers can run."""
-        return len(self.stages) == 1 and not self.start_tokens and not self.beyond_table
+        return len(self.stages) == 1 and not self.start_tokens and self.encoding is None
+
+    @property
+    def has_approximation(self) -> bool:
+        """Whether a frequency table comes near this schedule at its furthest position."""
+        return self.encoding is None or self._encoding_scale() is not None
+
+    def _encoding_scale(self) -> float | None:
+        return self.encoding.static_scale(self.max_length, self.rope.trained_length) if self.encoding else 1.0
 
     def table_alone(self) -> Schedule:
         """Its frequencies and stages without what they can't express."""
-        return replace(self, start_tokens=0, **{name: EMPTY[name] for name in self.beyond_table})
+        return replace(self, start_tokens=0, encoding=None)
 
     def static_approximation(self) -> Schedule:
         """One stage, the furthest, for every position: what a runtime without stages can do for long text.
@@ -192,34 +166,31 @@ class Schedule:
         It reads short text worse than this schedule does, and has no start tokens. A temperature by position
         becomes that of the furthest one. Raises UsageError where no frequency table comes near.
         """
-        if self.beyond_any_table:
+        scale = self._encoding_scale()
+        if scale is None:
             raise UsageError(
-                f"no frequency table comes near {self.method}: {', '.join(self.beyond_any_table)}",
+                f"no frequency table comes near {self.method}",
                 hint="leave out --fallback static, and load the folder with ctxext.load",
             )
-        # cos and sin are on queries and keys, so their scale acts squared.
-        sharpened = math.sqrt(temperature_at(self.max_length - 1, self.temperature, self.rope.trained_length))
         last = self.stages[-1]
-        last = replace(last, start=0, attention_scale=last.attention_scale * sharpened)
+        # cos and sin are on queries and keys, so their scale acts squared.
+        last = replace(last, start=0, attention_scale=last.attention_scale * math.sqrt(scale))
         native = self.native if self.is_static else None
-        return replace(self, stages=(last,), start_tokens=0, temperature=0.0, native=native)
-
-    def stage_at(self, position: int) -> Stage:
-        """The stage of a query at `position`."""
-        return self.stages[bisect.bisect_right([s.start for s in self.stages], position) - 1]
+        return replace(self, stages=(last,), start_tokens=0, encoding=None, native=native)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; `from_dict` gives an equal Schedule back, to the last bit."""
-        return json.loads(json.dumps(asdict(self), allow_nan=False))
+        data = asdict(replace(self, encoding=None))
+        data["encoding"] = self.encoding and self.encoding.to_dict()
+        return json.loads(json.dumps(data, allow_nan=False))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
         data = dict(data)
         data["rope"] = _from_dict(Rope, data["rope"])
         data["stages"] = tuple(_from_dict(Stage, stage) for stage in data["stages"])
-        for name, kind in _KINDS.items():
-            if data.get(name) is not None:
-                data[name] = _from_dict(kind, data[name])
+        if data.get("encoding") is not None:
+            data["encoding"] = Encoding.from_dict(data["encoding"])
         return _from_dict(cls, data)
 
 

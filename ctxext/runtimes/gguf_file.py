@@ -95,11 +95,12 @@ def write_changed(
     to the end, where no offset changes; one that is there already is overwritten where it stands.
     Raises CtxextError if the tensor is there in another shape or type.
     """
-    present = tensor(reader, table[0]) if table else None
-    if present is not None and (int(present.n_elements) != len(table[1]) or int(present.tensor_type) != 0):
-        raise CtxextError(f"{source} holds {table[0]} in another shape or type than {len(table[1])} float32")
+    name, values = table or ("", ())
+    present = tensor(reader, name)
+    if present is not None and (int(present.n_elements) != len(values) or int(present.tensor_type) != 0):
+        raise CtxextError(f"{source} holds {name} in another shape or type than {len(values)} float32")
     fields = dict(_field_bytes(reader))
-    fields = {name: raw for name, raw in fields.items() if name not in drop}
+    fields = {key: raw for key, raw in fields.items() if key not in drop}
     for key, value in changes.items():
         fields[key] = pack_field(key, value)
     infos = b"".join(
@@ -110,7 +111,7 @@ def write_changed(
     data_size = source.stat().st_size - reader.data_offset
     adds = table is not None and present is None
     if adds:
-        infos += _packed_string(table[0]) + struct.pack("<IQIQ", 1, len(table[1]), 0, _padded(data_size, align))
+        infos += _packed_string(name) + struct.pack("<IQIQ", 1, len(values), 0, _padded(data_size, align))
     head = struct.pack("<4sIQQ", b"GGUF", _version(reader), len(reader.tensors) + adds, len(fields))
     head += b"".join(fields.values()) + infos
     out.write(head + bytes(_padded(len(head), align) - len(head)))
@@ -120,7 +121,7 @@ def write_changed(
         shutil.copyfileobj(file, out, _CHUNK)
     if table is None:
         return
-    raw = struct.pack(f"<{len(table[1])}f", *table[1])
+    raw = struct.pack(f"<{len(values)}f", *values)
     if present is not None:
         out.seek(start + present.data_offset - reader.data_offset)
         out.write(raw)

@@ -9,16 +9,16 @@ Only some architectures read `rope_freqs.weight`; a file of another one that hol
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config.block import block
-from ..config.read import head_dim, sliding_window
-from ..config.rope_parameters import carrier
+from ..config.keys import OLD_NAMES, ORIGINAL, head_dim, sliding_window
+from ..config.rope_parameters import Fallback, attn_factor, carrier, usual_ramp
 from ..errors import CtxextError, warn
+from ..methods.yarn import yarn_attention_scale
 from ..rope import Schedule
 from .gguf_file import metadata, read_gguf, tensor
 
@@ -26,7 +26,9 @@ TENSOR = "rope_freqs.weight"
 BLOCK = "ctxext.schedule"
 # Architectures whose llama.cpp graph was run against transformers, and whether it reads rope_freqs.weight.
 READS_TABLE = {"llama": True, "qwen2": False, "qwen3": False}
-_PLAIN_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+# By model_type, those that run it, the first that can say the schedule. Qwen2 is a Llama with biases on q, k
+# and v, which llama.cpp's Llama reads.
+ARCHITECTURES = {"llama": ("llama",), "mistral": ("llama",), "qwen2": ("qwen2", "llama"), "qwen3": ("qwen3",)}
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class GgufRope:
         return said if self.block is None else said | {BLOCK: self.block}
 
 
-def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRope:
+def gguf_rope(schedule: Schedule, arch: str, fallback: Fallback = "refuse") -> GgufRope:
     """How a GGUF of architecture `arch` says a schedule, so that llama.cpp runs exactly that.
 
     fallback: for a schedule of several stages, "refuse", or "static" for its last stage.
@@ -56,7 +58,7 @@ def gguf_rope(schedule: Schedule, arch: str, fallback: str = "refuse") -> GgufRo
         static = "--fallback static writes the last stage, as good on long text and worse on short"
         raise CtxextError(
             f"llama.cpp can't run {schedule.method}: it is more than one frequency table, all that a GGUF says",
-            hint="load the folder with ctxext.load" if schedule.beyond_any_table else static,
+            hint=static if schedule.has_approximation else "load the folder with ctxext.load",
         )
     if arch not in READS_TABLE:
         raise CtxextError(
@@ -96,19 +98,13 @@ def _by_name(schedule: Schedule, *, table: bool) -> dict[str, str | float] | Non
         return {"rope.freq_base": native.get("rope_theta", schedule.rope.theta)}
     if kind == "linear":
         return {"rope.scaling.type": "linear", "rope.scaling.factor": native["factor"]}
-    if kind == "yarn" and not table and all(native[k] == v for k, v in _PLAIN_YARN.items()):
-        # llama.cpp multiplies its own default attention scale by attn_factor.
+    if kind == "yarn" and not table and usual_ramp(native):
         return {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": native["factor"],
-            "rope.scaling.attn_factor": native["attention_factor"] / yarn_scale(native["factor"]),
+            "rope.scaling.attn_factor": attn_factor(native["attention_factor"], native["factor"]),
         }
     return None
-
-
-def yarn_scale(factor: float) -> float:
-    """The attention scale that llama.cpp's yarn applies by itself, 0.1 ln s + 1."""
-    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -133,7 +129,7 @@ def is_scaling_key(key: str, arch: str) -> bool:
 
 
 def config_of(metadata: Mapping[str, Any], freqs: Sequence[float] | None = None) -> dict[str, Any]:
-    """A GGUF's rope in the words of a config.json, which `hf_config` reads like any other.
+    """A GGUF's rope in the words of a config.json, which `config.read` reads like any other.
 
     metadata: the file's keys and values. freqs: its rope_freqs.weight. transformers' own reader takes theta alone,
     so a scaled GGUF (every Llama 3.1) is read by it as if it weren't.
@@ -169,7 +165,7 @@ def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[st
     factor = _clean(get("rope.scaling.factor") or get("rope.scale_linear") or 1.0)
     original = get("rope.scaling.original_context_length")
     scale = get("rope.scaling.attn_factor", 1.0)
-    if kind in ("longrope", "su") or (freqs is not None and kind == "yarn"):
+    if OLD_NAMES.get(kind, kind) == "longrope" or (freqs is not None and kind == "yarn"):
         raise CtxextError(
             f"this GGUF combines rope scaling {kind!r} with tables, which llama.cpp switches by the context size",
             hint="patch the original checkpoint and export it",
@@ -180,7 +176,7 @@ def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[st
         return {
             "rope_type": "longrope",
             "factor": length / (original or length),
-            "original_max_position_embeddings": original or length,
+            ORIGINAL: original or length,
             "short_factor": divisors,
             "long_factor": divisors,
             "attention_factor": float(scale),
@@ -189,8 +185,8 @@ def _scaling_of(get: Any, freqs: Sequence[float] | None, length: int) -> dict[st
         return {
             "rope_type": "yarn",
             "factor": factor,
-            "original_max_position_embeddings": original or round(length / factor),
-            "attention_factor": float(scale) * yarn_scale(factor),
+            ORIGINAL: original or round(length / factor),
+            "attention_factor": float(scale) * yarn_attention_scale(factor),
         }
     # A file without a type is linear to llama.cpp.
     if factor != 1.0 and kind != "none":
@@ -203,23 +199,15 @@ def _clean(value: float) -> float:
     return float(f"{float(value):.8g}")
 
 
-# model_type: llama.cpp's architecture. Qwen2 is a Llama with biases on q, k and v, which llama.cpp's
-# Llama reads.
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-
-
-_RUNS_AS_LLAMA = ("qwen2",)
-
-
-def architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -> tuple[str, GgufRope]:
+def architecture(config: Mapping[str, Any], schedule: Schedule, fallback: Fallback) -> tuple[str, GgufRope]:
     """The GGUF architecture, and the schedule in its words; CtxextError where llama.cpp would differ."""
     model_type = config.get("model_type", "")
-    arch = ARCHITECTURES.get(model_type)
-    if arch is None:
+    if model_type not in ARCHITECTURES:
         raise CtxextError(
             f"can't export {model_type} as GGUF yet, only {', '.join(ARCHITECTURES)}",
             hint="convert it with llama.cpp's convert_hf_to_gguf.py, then `ctxext patch x.gguf --in-gguf`",
         )
+    arch, *others = ARCHITECTURES[model_type]
     if config.get("hidden_act", "silu") != "silu":
         raise CtxextError(f"llama.cpp's {arch} uses silu, this model {config['hidden_act']}")
     if schedule.rope.dim != head_dim(config):
@@ -227,9 +215,9 @@ def architecture(config: Mapping[str, Any], schedule: Schedule, fallback: str) -
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
         warn(f"llama.cpp ignores the sliding window of {window} tokens: longer texts are read with full attention")
-    if model_type in _RUNS_AS_LLAMA:
+    for other in others:
         try:
             return arch, gguf_rope(schedule, arch, fallback)
         except CtxextError:
-            arch = "llama"
+            arch = other
     return arch, gguf_rope(schedule, arch, fallback)

@@ -89,7 +89,7 @@ def pretokenizer_name(spec: Mapping[str, Any]) -> str:
 
     Raises CtxextError for one that isn't known here: llama.cpp would cut otherwise, and tokens come out wrong.
     """
-    found = PRETOKENIZERS.get(_cutting(spec.get("pre_tokenizer") or {}))
+    found = PRETOKENIZERS.get(_cutting(spec.get("pre_tokenizer") or {}) or "")
     if found is None:
         raise CtxextError(
             "how this tokenizer cuts text before merging isn't one of those that ctxext can name for llama.cpp",
@@ -128,7 +128,7 @@ def _from_json(spec: Mapping[str, Any], kind: str) -> tuple[list[str], list[floa
     for i in range(max(by_id) + 1):
         token = by_id.get(i)
         tokens.append(token if token is not None else f"[PAD{i}]")
-        scores.append(-float(rank.get(token, 10000)) if kind == "llama" else 0.0)
+        scores.append(-float(rank.get(token or "", 10000)) if kind == "llama" else 0.0)
         if token is None:
             kinds.append(types.UNUSED)
         elif i in added:

@@ -1,46 +1,45 @@
 """What each runtime does with a patched folder: runs it exactly, approximately, wrongly, or not at all.
 
-The statements are in `runtimes`; here a config.json is read for what those depend on.
+The statements are in facts.yaml; here a config.json is read for what those depend on.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config.block import read_block
-from ..config.read import ROPE_TYPES, base_rope, number, read_schedule, rope_parameters
-from ..config.rope_parameters import formula_scale
+from ..config.keys import OLD_NAMES, ORIGINAL, ROPE_TYPES, number, rope_parameters
+from ..config.read import base_rope, read_schedule
+from ..config.rope_parameters import Fallback, usual_ramp
 from ..config.smollm3 import is_written
 from ..config.write import write_config
 from ..errors import CtxextError
+from ..methods.longrope import longrope_attention_scale
+from ..methods.yarn import yarn_attention_scale
 from ..rope import Rope, Schedule
-from .facts import RULES, RUNTIMES, Runtime
-from .gguf_rope import gguf_rope
+from .facts import Evidence, Runs, Runtime, facts, runtime
+from .gguf_rope import ARCHITECTURES, architecture, gguf_rope
 
-_PLAIN_YARN = {"beta_fast": 32, "beta_slow": 1, "truncate": True}
 # How far two attention scales may be apart before logits notice in float32.
 _CLOSE = 1e-4
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One runtime's answer; note: what to know or to do.
+    """One runtime's answer; note: what to know or to do. runs is "unchecked" where nobody looked.
 
-    runs: "exact", "approximates", "misread", "refused", or "unchecked" where nobody looked.
-
-    version and evidence say against what the answer was checked, and how: "run" or "source". command serves it.
+    version and evidence say against what the answer was checked, and how. command serves it.
     """
 
     runtime: str
-    runs: str
+    runs: Runs
     note: str
     version: str
-    evidence: str
+    evidence: Evidence
     command: str
 
     def to_dict(self) -> dict[str, str]:
@@ -56,25 +55,23 @@ def portability(config: Mapping[str, Any], folder: str = "FOLDER") -> list[Verdi
     found = features(config)
     block = config.get("ctxext")
     length = read_block(block).max_length if block else config.get("max_position_embeddings") or "N"
-    return [_verdict(runtime, found, folder, length) for runtime in RUNTIMES]
+    return [_verdict(known, found, folder, length) for known in facts().runtimes]
 
 
 def gguf_portability(config: Mapping[str, Any], file: str) -> list[Verdict]:
     """What is known of who runs a .gguf file. config: what its header says (`gguf_rope.gguf_config`)."""
     schedule = read_schedule(config)
     length, scaled = schedule.max_length, schedule.method != "none"
-    by_name = {runtime.name: runtime for runtime in RUNTIMES}
-    llama = by_name["llama.cpp (ctxext export)"]
-    stock = by_name["transformers"]
+    llama, stock = runtime("llama.cpp (ctxext export)"), runtime("transformers")
     theta = "its reader takes theta alone and drops the scaling; load it with ctxext.load" if scaled else ""
     folder = "give it a folder: ctxext patch writes one from a .gguf"
     return [
         Verdict("llama.cpp", "exact", "", llama.version, llama.evidence, f"llama-server -m {file} -c {length}"),
         Verdict("transformers", "misread" if scaled else "exact", theta, stock.version, "source", _reader(file)),
         *(
-            Verdict(runtime.name, "unchecked", folder, runtime.version, "source", "")
-            for runtime in RUNTIMES
-            if runtime is not stock and not runtime.name.startswith("llama.cpp")
+            Verdict(known.name, "unchecked", folder, known.version or known.date, "source", "")
+            for known in facts().runtimes
+            if known.program not in (stock.program, llama.program)
         ),
     ]
 
@@ -84,7 +81,7 @@ def _reader(file: str) -> str:
     return f'AutoModelForCausalLM.from_pretrained("{folder or "."}", gguf_file="{name}")'
 
 
-def verdicts(schedule: Schedule, model_type: str = "llama", fallback: str = "refuse") -> list[Verdict]:
+def verdicts(schedule: Schedule, model_type: str = "llama", fallback: Fallback = "refuse") -> list[Verdict]:
     """The same for the folder that ctxext would write for `schedule`, of a model that turns whole heads."""
     return portability(write_config(stand_in(schedule.rope, model_type), schedule, fallback=fallback))
 
@@ -102,21 +99,17 @@ def stand_in(rope: Rope, model_type: str = "llama") -> dict[str, Any]:
     }
 
 
-def _verdict(runtime: Runtime, found: frozenset[str], folder: str, length: int | str) -> Verdict:
-    rule = next((r for r in RULES if r.runtime == runtime.name and r.features <= found), None)
-    runs, note, evidence = (
-        ("exact", "", runtime.evidence) if rule is None else (rule.runs, rule.note, rule.evidence)
-    )
+def _verdict(known: Runtime, found: frozenset[str], folder: str, length: int | str) -> Verdict:
+    rule = known.rule(found)
+    runs: Runs = "exact" if rule is None else rule.runs
+    note, evidence = ("", known.evidence) if rule is None else (rule.note, rule.evidence)
     if runs == "exact" and "last stage" in found:
-        runs, note = (
-            "approximates",
-            note or "the last stage at every position: as good on long text, worse on short",
-        )
+        runs = "approximates"
+        note = note or "the last stage at every position: as good on long text, worse on short"
     # Where the runtime as a whole was only read, no line about it was run.
-    evidence = "source" if runtime.evidence == "source" else evidence
-    return Verdict(
-        runtime.name, runs, note, runtime.version, evidence, runtime.command.format(folder=folder, length=length)
-    )
+    evidence = "source" if known.evidence == "source" else evidence
+    command = known.command.format(folder=folder, length=length)
+    return Verdict(known.name, runs, note, known.version or known.date, evidence, command)
 
 
 def features(config: Mapping[str, Any]) -> frozenset[str]:
@@ -131,15 +124,15 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
     if kind.startswith("ctxext"):
         return frozenset({"staged", *_gguf(config)})
     nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
-    kind = {"su": "longrope", "none": "default"}.get(kind, kind)
+    kind = (OLD_NAMES | {"none": "default"}).get(kind, kind)
     if kind not in ROPE_TYPES:
         raise CtxextError(
             f"no runtime knows the rope type {kind!r} of this config.json",
             hint="ctxext doctor says what can be done",
         )
     found = {kind, *_gguf(config), *(["per layer type"] if nested else [])}
-    at_top = number(config, "original_max_position_embeddings")
-    original = at_top or number(keys, "original_max_position_embeddings") or length
+    at_top = number(config, ORIGINAL)
+    original = at_top or number(keys, ORIGINAL) or length
     factor = number(keys, "factor") or length / original
     # GPT-NeoX's own name for theta was never renamed; readers of v4 keys know it for that family.
     theta = config.get("rope_theta") or config.get("rotary_emb_base")
@@ -147,7 +140,7 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
         found.add("no v4 keys")
     if kind == "linear" and isinstance(keys.get("factor"), int):
         found.add("whole factor")
-    if kind == "linear" and keys.get("original_max_position_embeddings", length) != length:
+    if kind == "linear" and keys.get(ORIGINAL, length) != length:
         found.add("scaled length")
     if kind == "yarn":
         found |= _yarn(keys, factor, length, original)
@@ -166,33 +159,31 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _yarn(keys: Mapping[str, Any], factor: float, length: int | None, original: int | None) -> set[str]:
+def _yarn(keys: Mapping[str, Any], factor: float, length: int, original: float) -> set[str]:
     found = set()
-    if any(keys.get(k, v) != v for k, v in _PLAIN_YARN.items()):
+    if not usual_ramp(keys):
         found.add("own ramp")
     if keys.get("truncate", True) is False:
         found.add("no truncate")
-    usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
     pair = keys.get("mscale") and keys.get("mscale_all_dim")
     scale = keys.get("attention_factor")
-    if (scale is not None and abs(scale - usual) > _CLOSE) or (scale is None and pair):
+    if (scale is not None and abs(scale - yarn_attention_scale(factor)) > _CLOSE) or (scale is None and pair):
         found.add("own scale")
     if keys.get("attn_factor") is None and not (scale is None and pair):
         found.add("no attn_factor")
-    if length and original:
-        if original * factor < length - 0.5:
-            found.add("table too short")
-        if abs(length / original / factor - 1) > _CLOSE:
-            found.add("factor is not the ratio")
+    if original * factor < length - 0.5:
+        found.add("table too short")
+    if abs(length / original / factor - 1) > _CLOSE:
+        found.add("factor is not the ratio")
     return found
 
 
-def _longrope(keys: Mapping[str, Any], length: int | None, original: int | None) -> set[str]:
+def _longrope(keys: Mapping[str, Any], length: int, original: float) -> set[str]:
     found = set()
     if keys.get("short_factor") != keys.get("long_factor"):
         found.add("switching")
     scale = keys.get("attention_factor")
-    if scale is not None and length and original and abs(scale - formula_scale(length, original)) > _CLOSE:
+    if scale is not None and abs(scale - longrope_attention_scale(length / original, original)) > _CLOSE:
         found.add("scale not in the formula")
     if keys.get("short_mscale") is None or keys.get("long_mscale") is None:
         found.add("no mscale keys")
@@ -201,8 +192,6 @@ def _longrope(keys: Mapping[str, Any], length: int | None, original: int | None)
 
 def _gguf(config: Mapping[str, Any]) -> set[str]:
     """Whether `ctxext export` can write this as a GGUF."""
-    from .gguf_rope import ARCHITECTURES, architecture
-
     if config.get("model_type") not in ARCHITECTURES:
         return {"other family"}
     try:
@@ -235,6 +224,6 @@ def serve_without_patching(schedule: Schedule, config: Mapping[str, Any], model:
         flags += f" --rope-scaling {kind} --rope-scale {keys['rope.scaling.factor']:g}"
     if kind == "yarn":
         flags += f" --yarn-orig-ctx {rope.trained_length}"
-        if abs(keys["rope.scaling.attn_factor"] - 1) > _CLOSE:
+        if abs(float(keys["rope.scaling.attn_factor"]) - 1) > _CLOSE:
             return lines
     return lines | {"llama.cpp": f"llama-server -m {model}.gguf {flags}"}

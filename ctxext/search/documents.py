@@ -7,12 +7,12 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from .. import needles as prompts
-from ..errors import CtxextError, UsageError
-
-OBJECTIVES = ("perplexity", "needle")
+from ..errors import CtxextError
+from ..needles.token_ids import hide_key
+from ..text import SUFFIXES, bos_id, load_texts
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Document:
 
 
 def read_texts(paths: Sequence[str]) -> Iterable[str]:
-    """The texts of files, folders, hub data sets or `tiny`, read as `ctxext train` reads its sources."""
+    """The texts of files and folders, as `ctxext eval` reads them, or of what else `ctxext train` takes."""
     from datasets import disable_progress_bars
 
     from ..training.data import read_source
@@ -32,6 +32,14 @@ def read_texts(paths: Sequence[str]) -> Iterable[str]:
 
     disable_progress_bars()
     for path in paths:
+        given = Path(path).expanduser()
+        files = given.rglob("*") if given.is_dir() else [given]
+        if path.startswith("hf:"):
+            yield from (text.text for text in load_texts(path))
+            continue
+        if any(file.suffix in SUFFIXES and file.is_file() for file in files):
+            yield from (text.text for text in load_texts(given))
+            continue
         spec = DataSpec(sources=[Source(path=path)], length=16)
         for row in read_source(spec.sources[0], spec):
             yield row["text"]
@@ -44,8 +52,7 @@ def cut(texts: Iterable[str], tokenizer: Any, length: int, count: int) -> list[l
     fit. A text that comes twice is used once, or what is held out might be what was searched on. Raises
     CtxextError if the texts don't hold as much.
     """
-    start = list(tokenizer("", add_special_tokens=True)["input_ids"][:1])
-    start = start if start == [tokenizer.bos_token_id] else []
+    start = _beginning(tokenizer)
     size, encoded, longest = length - len(start), [], 0
     for text in texts:
         ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -79,11 +86,14 @@ def tails(stretches: Iterable[Sequence[int]], tokenizer: Any, length: int) -> li
 
     Empty if that is less than half of `length`.
     """
-    found = []
-    for ids in stretches:
-        start = list(ids[:1]) if ids[0] == tokenizer.bos_token_id else []
-        found.append([*start, *ids[length : 2 * length - len(start)]])
+    start = _beginning(tokenizer)
+    found = [[*start, *ids[length : 2 * length - len(start)]] for ids in stretches]
     return found if found and 2 * len(found[0]) >= length else []
+
+
+def _beginning(tokenizer: Any) -> list[int]:
+    bos = bos_id(tokenizer)
+    return [] if bos is None else [bos]
 
 
 def plain(stretches: Iterable[Sequence[int]]) -> list[Document]:
@@ -101,21 +111,8 @@ def needles(stretches: Sequence[Sequence[int]], tokenizer: Any, seed: int) -> li
     for number, ids in enumerate(stretches):
         rng = random.Random(f"{seed}/needle/{number}")
         key = str(rng.randint(10000, 99999))
-
-        def encode(text: str) -> list[int]:
-            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-        start = [tokenizer.bos_token_id] if ids[0] == tokenizer.bos_token_id else []
-        head = [*start, *encode(prompts.TASK + "\n")]
-        needle, question = encode("\n" + prompts.NEEDLE.format(key=key) + "\n"), encode("\n" + prompts.QUESTION)
-        answer = encode(" " + key)
-        text = ids[len(start) :]
-        room = len(ids) - len(head) - len(needle) - len(question) - len(answer)
-        if room < 0:
-            raise UsageError(f"a needle with its question needs {len(ids) - room} tokens, not {len(ids)}")
-        at = round(room * (number + rng.random()) / len(stretches))
-        whole = [*head, *text[:at], *needle, *text[at:room], *question, *answer]
-        found.append(Document(tuple(whole), len(whole) - len(answer)))
+        whole, answer = hide_key(ids, tokenizer, key, (number + rng.random()) / len(stretches))
+        found.append(Document(tuple(whole), answer))
     return found
 
 

@@ -42,10 +42,21 @@ class Evaluator:
 
     def __post_init__(self):
         self.tokens = 0
-        self.best: Candidate | None = None
+        self._best: Candidate | None = None
         self.best_loss = math.inf
         self.history: list[tuple[int, float]] = []
         self.values: dict[Candidate, dict[int, float]] = {}
+
+    @property
+    def best(self) -> Candidate:
+        """The best candidate; CtxextError before one was read on all documents."""
+        if self._best is None:
+            raise CtxextError("no candidate has been read on all documents")
+        return self._best
+
+    @best.setter
+    def best(self, candidate: Candidate) -> None:
+        self._best = candidate
 
     @property
     def documents(self) -> range:
@@ -137,7 +148,7 @@ class Evaluator:
                 self.best, self.best_loss = candidate, mean
                 self.history.append((self.tokens, mean))
         record = self._asked(candidate, documents) | {"nll": losses, "tokens": self.tokens}
-        record["best"] = self.best_loss if self.best else None
+        record["best"] = self.best_loss if self._best else None
         if new and self.world.rank == 0:
             self.log.write(record)
         self.on_value(record)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError, UsageError
+from ..files import append_jsonl
 
 
 class Log:
@@ -88,16 +89,11 @@ class Log:
         """Append one line; after a kill it is there whole or not at all."""
         if self.path is None:
             return
+        json.dumps(record, allow_nan=False)  # raises: what is no number would be written as null
         if self.header is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            _append(self.path, self.header)
+            append_jsonl(self.path, self.header)
             self.header = None
-        _append(self.path, record)
-
-
-def _append(path: Path, record: Mapping[str, Any]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record, allow_nan=False) + "\n")
+        append_jsonl(self.path, record)
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

@@ -3,75 +3,70 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .. import methods
 from ..config.families import require_support
 from ..config.read import native_schedule, read_rope, read_schedule
 from ..errors import CtxextError, UsageError
 from ..files import read_config
-from ..folders.source import DTYPES, resolve
+from ..folders.source import resolve
 from ..rope import Rope, Schedule
-from . import documents as texts
 from . import strategies
-from .space import START_TOKENS, Space, critical_floors, critical_frequency
+from .space import Space, critical_floors, critical_frequency
 
-SHORT = ("search", "original", "none")
+Objective = Literal["perplexity", "needle"]
+"""What is compared: the perplexity of all tokens, or of hidden keys alone (LongRoPE2)."""
+Short = Literal["search", "original", "none"]
 """What reads positions below the trained length: factors searched for it, the original ones, the long ones."""
+Existing = Literal["extend", "replace"]
+"""With a model that is scaled already: start from that too, or from its original rope alone."""
+Fallback = Literal["static", "refuse"]
+"""What plain transformers makes of a schedule that it can't run."""
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a search is asked for; the field names are those of the command line.
-
-    factor: times the trained length, whatever the model was extended to already. documents, held_out: texts of the
-    target length to search on and to check with. evaluations: full evaluations (all documents) at most, for each
-    of the two searches. critical: LongRoPE2's constraint from this frequency on; -1: from the first one that
-    made no full turn in training. attention_factor: on cos and sin; None: sqrt(1 + ln s / ln L).
-    """
+    """What a search is asked for: the arguments of `search_factors`, which explains them."""
 
     model: str
     factor: float
     data: tuple[str, ...]
-    out: Path | None = None
-    strategy: str = "curve"
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    objective: str = "perplexity"
-    documents: int = 5
-    held_out: int = 5
-    short: str = "search"
-    evaluations: int | None = None
-    start_tokens: tuple[int, ...] = START_TOKENS
-    upper: float = 1.25
-    step: float = 0.01
-    critical: int | None = None
-    attention_factor: float | None = None
-    seed: int = 0
-    dtype: str = "auto"
-    attention: str = "sdpa"
-    trained_length: int | None = None
-    existing: str = "extend"
-    fallback: str = "static"
-    resume: bool = False
-    force: bool = False
+    out: Path | None
+    strategy: str
+    constants: Mapping[str, Any]
+    objective: Objective
+    documents: int
+    held_out: int
+    short: Short
+    evaluations: int | None
+    start_tokens: tuple[int, ...]
+    upper: float
+    step: float
+    critical: int | None
+    attention_factor: float | None
+    seed: int
+    dtype: Dtype
+    attention: str
+    trained_length: int | None
+    existing: Existing
+    fallback: Fallback
+    resume: bool
+    force: bool
 
-    def check(self) -> None:
+    def __post_init__(self):
         """Raise UsageError for what can't be right whatever the model is."""
         strategies.constants(self.strategy, self.constants)
         methods.check_factor(self.factor)
-        choices = {
-            "objective": texts.OBJECTIVES,
-            "short": SHORT,
-            "existing": ("extend", "replace"),
-            "fallback": ("static", "refuse"),
-        }
-        choices["dtype"] = ("auto", *DTYPES)
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {', '.join(known)}")
+        for name, kind in typing.get_type_hints(Options).items():
+            if typing.get_origin(kind) is Literal and getattr(self, name) not in typing.get_args(kind):
+                known = ", ".join(typing.get_args(kind))
+                raise UsageError(f"{name}={getattr(self, name)!r} is not one of {known}")
         if not self.data:
             raise UsageError("a search needs text to compare candidates on", hint="give --data a file or a folder")
         if self.documents < 1 or self.held_out < 0:
@@ -119,13 +114,13 @@ def _runs(config: Mapping[str, Any], trained_length: int | None) -> Schedule | N
         now = read_schedule(config, trained_length)
     except CtxextError:
         return None
-    return None if now.beyond_table else now
+    return None if now.encoding else now
 
 
 def _check_extends(now: Schedule, options: Options) -> None:
     """Raise CtxextError unless the search can go on from a schedule."""
     anew = "pass --existing replace to begin from the original rope"
-    if now.beyond_table or not any(now.stages[-1].inv_freq):
+    if now.encoding or not any(now.stages[-1].inv_freq):
         raise CtxextError(f"{now.method} isn't a table of factors that a search could go on from", hint=anew)
     if now.rope.ratios:
         raise CtxextError("this folder's scaling was composed of two", hint="search the folder that it came from")

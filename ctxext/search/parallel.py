@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from .. import terminal
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class World:
             share: Any = function(items[first:last]) if first < last else []
         except Exception as error:
             share = error
-        shares = [None] * self.size
+        shares: list[Any] = [None] * self.size
         distributed.all_gather_object(shares, share)
         for part in shares:
             if isinstance(part, Exception):
@@ -63,8 +64,7 @@ def world() -> Iterator[World]:
 
     What they exchange are a few numbers, so the group is a gloo one, whatever the model runs on.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    if terminal.processes() == 1:
         yield World()
         return
     from torch import distributed

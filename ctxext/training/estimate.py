@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import struct
 import time
 from pathlib import Path
 from typing import Any
 
-from ..config.read import head_dim
+from .. import terminal
+from ..config.keys import head_dim
 from ..errors import CtxextError
 from ..folders.source import TINY
 from .recipe import AdapterSpec, Recipe
@@ -22,10 +21,10 @@ GPU_FLOPS = 0.4 * 312e12
 def describe(recipe: Recipe, processes: int | None = None) -> dict[str, Any]:
     """{"tokens", "processes", "parameters", "trainable", "memory_gib", "hours", "notes"}.
 
-    What can't be told is None. Memory is per process, without sharding; it and the time are good to about a
-    factor of three.
+    What can't be told is None. processes: those that a launcher started, if not given. Memory is per process,
+    without sharding; it and the time are good to about a factor of three.
     """
-    processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
+    processes = processes or terminal.processes()
     answer: dict[str, Any] = {"tokens": recipe.tokens(processes), "processes": processes, "notes": []}
     config = find_config(recipe.model.path)
     if config is None:
@@ -102,10 +101,11 @@ def _gguf_sizes(file: Path) -> dict[str, Any] | None:
 
 
 def _stored_type(folder: Path) -> str | None:
+    from safetensors import safe_open
+
     for path in sorted(folder.glob("*.safetensors"))[:1]:
-        with path.open("rb") as file:
-            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        kinds = {t["dtype"] for name, t in header.items() if name != "__metadata__"}
+        with safe_open(path, framework="numpy") as tensors:
+            kinds = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
         return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"
     return None
 

@@ -31,7 +31,7 @@ def bind(model: nn.Module, chunk: int = CHUNK) -> None:
     one, `num_items_in_batch` included. Raises CtxextError if this model's loss isn't that of its head and labels
     alone, or comes out otherwise on a short sample.
     """
-    base = causal_lm(model)
+    base: Any = causal_lm(model)
     decoder_of(base)
     if "forward" in base.__dict__:
         raise CtxextError(f"the forward of this {type(base).__name__} is wrapped already")
@@ -111,7 +111,7 @@ def _part(base: nn.Module, stock: Any, kind: type, rows: torch.Tensor, targets: 
 
 
 @torch.no_grad()
-def _sample(base: nn.Module) -> float:
+def _sample(base: Any) -> float:
     """The loss of 16 tokens, in evaluation mode."""
     ids = torch.arange(16, device=base.device)[None] % base.config.get_text_config().vocab_size
     low = [p.dtype for p in base.parameters() if p.dtype in (torch.bfloat16, torch.float16)]

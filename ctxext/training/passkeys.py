@@ -10,9 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from experiments.tiny.data import Rows
-
-from .. import needles as prompts
+from ..needles import FILLER
+from ..needles.token_ids import PasskeyRows
 
 COUNT = 4000
 
@@ -24,7 +23,7 @@ def passkey_blocks(tokenizer: Any, size: int, seed: int) -> Any:
     """
     from datasets import Dataset
 
-    rows = Rows(tokenizer, {"filler": " ".join([prompts.FILLER] * 8)})
+    rows = PasskeyRows(tokenizer, {"filler": " ".join([FILLER] * 8)})
     rng = random.Random(f"{seed}/passkeys")
     ids = [rows.passkey_row(rng, size) for _ in range(COUNT)]
     return Dataset.from_dict({"input_ids": ids, "starts": [[0]] * COUNT, "filled": [size] * COUNT})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +23,11 @@ PACKED_LIMIT = 16384
 
 class ModelSpec(Section):
     path: str = Field(description="a folder, a hub id, a .gguf file, or tiny")
-    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of frozen weights; auto: as saved")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="of frozen weights; auto: as saved"
+    )
     attention: str = "sdpa"
-    trained_length: int | None = Field(None, ge=2, description="tokens, when config.json says otherwise")
+    trained_length: int | None = Field(default=None, ge=2, description="tokens, when config.json says otherwise")
     existing: Literal["refuse", "replace", "compose"] = "refuse"
     trust_remote_code: bool = False
 
@@ -45,10 +47,10 @@ class MethodSpec(Section):
 
 class Source(Section):
     path: str = Field(description="a file or folder of .txt, .jsonl or .parquet, a hub dataset, passkey, or tiny")
-    name: str | None = Field(None, description="configuration of a hub dataset")
+    name: str | None = Field(default=None, description="configuration of a hub dataset")
     split: str = "train"
     column: str = "text"
-    weight: float = Field(1.0, gt=0, description="share of the blocks, relative to the other sources")
+    weight: float = Field(default=1.0, gt=0, description="share of the blocks, relative to the other sources")
     leave_out: list[str] = Field(default_factory=list, description="files of a folder not to train on, as globs")
 
 
@@ -56,22 +58,25 @@ class DataSpec(Section):
     sources: list[Source] = Field(min_length=1)
     length: int = Field(ge=16, description="tokens that one sequence of a batch holds: the window")
     layout: Literal["document", "packed"] = Field(
-        "document", description="one stretch of one document per block, or whole documents packed by best fit"
+        default="document",
+        description="one stretch of one document per block, or whole documents packed by best fit",
     )
     streaming: bool = False
-    shuffle_buffer: int = Field(1000, ge=1, description="blocks held back to shuffle a stream")
-    cache: str | None = Field(None, description="folder for tokenised blocks; default: that of datasets")
+    shuffle_buffer: int = Field(default=1000, ge=1, description="blocks held back to shuffle a stream")
+    cache: str | None = Field(default=None, description="folder for tokenised blocks; default: that of datasets")
 
 
 class PositionSpec(Section):
     kind: Literal["plain", "pose", "random"] = "plain"
-    target: int | None = Field(None, ge=2, description="positions 0 .. target - 1; default: the method's reach")
-    chunks: int = Field(2, ge=2, description="contiguous pieces of a PoSE window")
+    target: int | None = Field(
+        default=None, ge=2, description="positions 0 .. target - 1; default: the method's reach"
+    )
+    chunks: int = Field(default=2, ge=2, description="contiguous pieces of a PoSE window")
     text: Literal["contiguous", "skipped"] = Field(
-        "contiguous", description="skipped: the text of a chunk is as far off as its positions are"
+        default="contiguous", description="skipped: the text of a chunk is as far off as its positions are"
     )
     plain_share: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         le=1,
         description="share of blocks that keep positions 0, 1, 2, ...; under a staged method these train with the "
@@ -81,39 +86,41 @@ class PositionSpec(Section):
 
 class AdapterSpec(Section):
     kind: Literal["lora", "full"] = "lora"
-    r: int = Field(16, ge=1)
-    alpha: float = Field(32, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    r: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: Literal["all-linear"] | list[str] = "all-linear"
-    layers: list[int] | None = Field(None, description="only these layers")
-    rslora: bool = Field(False, description="scale by alpha / sqrt(r); lower the learning rate")
-    dora: bool = Field(False, description="decomposed weights; about twice the step time")
-    loraplus_ratio: float | None = Field(None, ge=1, description="LoRA+: how much faster B learns than A")
-    embeddings: bool = Field(False, description="train the input embedding too (LongLoRA)")
-    norms: bool = Field(False, description="train the norms too (LongLoRA)")
-    quantize: Literal["4bit"] | None = Field(None, description="QLoRA: frozen weights in 4 bits; needs a GPU")
+    layers: list[int] | None = Field(default=None, description="only these layers")
+    rslora: bool = Field(default=False, description="scale by alpha / sqrt(r); lower the learning rate")
+    dora: bool = Field(default=False, description="decomposed weights; about twice the step time")
+    loraplus_ratio: float | None = Field(default=None, ge=1, description="LoRA+: how much faster B learns than A")
+    embeddings: bool = Field(default=False, description="train the input embedding too (LongLoRA)")
+    norms: bool = Field(default=False, description="train the norms too (LongLoRA)")
+    quantize: Literal["4bit"] | None = Field(
+        default=None, description="QLoRA: frozen weights in 4 bits; needs a GPU"
+    )
 
 
 class TrainSpec(Section):
     steps: int = Field(ge=1)
-    batch_size: int = Field(1, ge=1, description="sequences per process and forward")
-    accumulation: int = Field(1, ge=1)
+    batch_size: int = Field(default=1, ge=1, description="sequences per process and forward")
+    accumulation: int = Field(default=1, ge=1)
     learning_rate: float = Field(gt=0)
     schedule: Literal["constant_with_warmup", "constant", "linear", "cosine"] = "constant_with_warmup"
-    warmup_steps: int = Field(20, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, gt=0, lt=1)
-    max_grad_norm: float = Field(1.0, gt=0)
-    bf16: bool | None = Field(None, description="autocast; default: if the frozen weights are bfloat16")
+    warmup_steps: int = Field(default=20, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, gt=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    bf16: bool | None = Field(default=None, description="autocast; default: if the frozen weights are bfloat16")
     loss: Literal["chunked", "stock"] = "chunked"
-    loss_chunk: int = Field(256, ge=1, description="tokens whose logits exist at a time")
+    loss_chunk: int = Field(default=256, ge=1, description="tokens whose logits exist at a time")
     activation_checkpointing: bool = False
-    checkpoint_every: int = Field(1, ge=1, description="checkpoint every so many layers")
-    offload_activations: bool = Field(False, description="keep checkpoints in host memory; needs a GPU")
-    save_steps: int = Field(100, ge=1)
-    keep: int = Field(2, ge=1, description="checkpoints kept")
-    logging_steps: int = Field(10, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1, description="checkpoint every so many layers")
+    offload_activations: bool = Field(default=False, description="keep checkpoints in host memory; needs a GPU")
+    save_steps: int = Field(default=100, ge=1)
+    keep: int = Field(default=2, ge=1, description="checkpoints kept")
+    logging_steps: int = Field(default=10, ge=1)
     report_to: str | list[str] = "none"
     trainer: dict[str, Any] = Field(default_factory=dict, description="more TrainingArguments, verbatim")
 
@@ -130,7 +137,7 @@ class Recipe(Section):
     output: str = Field(description="folder that the run makes")
     seed: int = 0
     model: ModelSpec
-    method: MethodSpec | None = Field(None, description="left out: train the checkpoint as it is")
+    method: MethodSpec | None = Field(default=None, description="left out: train the checkpoint as it is")
     data: DataSpec
     positions: PositionSpec = Field(default_factory=PositionSpec)
     adapter: AdapterSpec = Field(default_factory=AdapterSpec)
@@ -139,7 +146,11 @@ class Recipe(Section):
 
     def resolved(self) -> str:
         """The recipe with every default, as YAML that `load_recipe` reads back to an equal one."""
-        return yaml.safe_dump(self.model_dump(mode="json", exclude_none=True), sort_keys=False, width=110)
+        return yaml.safe_dump(self.content(), sort_keys=False, width=110)
+
+    def content(self) -> dict[str, Any]:
+        """What `resolved` writes."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     def tokens(self, processes: int = 1) -> int:
         """Tokens that the whole run reads."""
@@ -147,9 +158,10 @@ class Recipe(Section):
         return spec.steps * spec.batch_size * spec.accumulation * processes * self.data.length
 
 
-def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
-    """Read and check a recipe; UsageError lists every mistake with its line."""
-    return yaml_recipe.load(Recipe, path, overrides, raw=method_problems, checks=CHECKS)
+def load_recipe(recipe: str | Path | Mapping[str, Any] | Recipe, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe, or take its content, change and check it; UsageError lists every mistake with its line."""
+    content = recipe.content() if isinstance(recipe, Recipe) else recipe
+    return yaml_recipe.load(Recipe, content, overrides, raw=method_problems, checks=CHECKS)
 
 
 def method_problems(content: dict[str, Any]) -> Iterator[Problem]:
@@ -196,7 +208,7 @@ def is_staged(spec: MethodSpec | None) -> bool:
 
 
 def _staged(schedule: Schedule) -> bool:
-    return len(schedule.stages) > 1 or schedule.changes_attention
+    return len(schedule.stages) > 1 or schedule.in_attention
 
 
 def check_schedule(recipe: Recipe, schedule: Schedule | None) -> None:
@@ -209,13 +221,20 @@ def check_schedule(recipe: Recipe, schedule: Schedule | None) -> None:
 def parallel_sizes() -> tuple[int, int]:
     """(context parallel, Ulysses) processes that `accelerate launch` was configured for."""
     names = ("PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE")
-    return tuple(int(os.environ.get(name) or 1) for name in names)
+    cp, sp = (int(os.environ.get(name) or 1) for name in names)
+    return cp, sp
+
+
+def _changed(spec: Section) -> set[str]:
+    """Fields that were given another value than their default."""
+    fields = type(spec).model_fields
+    return {name for name in spec.model_fields_set if getattr(spec, name) != fields[name].default}
 
 
 def _positions(recipe: Recipe) -> Iterator[Problem]:
     spec, data = recipe.positions, recipe.data
     if spec.kind == "plain":
-        for name in sorted({"target", "plain_share"} & spec.model_fields_set):
+        for name in sorted({"target", "plain_share"} & _changed(spec)):
             yield Problem(("positions", name), "plain positions have none, choose kind pose or random")
         return
     if data.layout == "packed":
@@ -272,9 +291,8 @@ def _method(recipe: Recipe) -> Iterator[Problem]:
 def _adapter(recipe: Recipe) -> Iterator[Problem]:
     spec = recipe.adapter
     if spec.kind == "full":
-        for name in sorted(spec.model_fields_set - {"kind"}):
-            if getattr(spec, name) != AdapterSpec.model_fields[name].default:
-                yield Problem(("adapter", name), "has no meaning when all weights are trained (kind: full)")
+        for name in sorted(_changed(spec) - {"kind"}):
+            yield Problem(("adapter", name), "has no meaning when all weights are trained (kind: full)")
 
 
 def _memory(recipe: Recipe) -> Iterator[Problem]:

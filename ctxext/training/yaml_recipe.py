@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,19 +39,20 @@ class Check(NamedTuple):
 
 def load(
     model: type[R],
-    path: str | Path,
+    source: str | Path | Mapping[str, Any],
     overrides: Iterable[str] = (),
     *,
     raw: Callable[[dict[str, Any]], Iterable[Problem]] | None = None,
     checks: Iterable[Check] = (),
 ) -> R:
-    """Read `path` as a `model`.
+    """A YAML file, or the content of one, as a `model`.
 
     overrides: `section.key=value`, the value being YAML; a number as part of the key indexes a list. raw: more
     checks on the plain content, before pydantic sees it. Raises UsageError that lists all problems, each as
     `file:line: key: what is wrong`.
     """
-    content, lines = _read(Path(path))
+    name = "the recipe" if isinstance(source, Mapping) else str(source)
+    content, lines = (copy.deepcopy(dict(source)), {}) if isinstance(source, Mapping) else _read(Path(source))
     problems: list[Problem] = [Problem((), message) for message in lines.pop("duplicates", [])]
     for override in overrides:
         key = _override(content, override)
@@ -66,7 +68,7 @@ def load(
         if not any(p.key == () for p in found) and not broken & set(check.needs):
             problems += check.run(recipe)
     if problems:
-        raise UsageError("\n".join(_spell(Path(path), lines, p) for p in problems))
+        raise UsageError("\n".join(_spell(name, lines, p) for p in problems))
     return recipe
 
 
@@ -150,12 +152,14 @@ def _validate(model: type[R], content: dict[str, Any]) -> tuple[R, list[Problem]
     for name, field in model.model_fields.items():
         if name in {p.key[0] for p in problems if p.key}:
             continue
-        value = content.get(name, field.get_default(call_default_factory=True))
-        valid[name] = value if name not in content else TypeAdapter(field.annotation).validate_python(value)
+        if name in content:
+            valid[name] = TypeAdapter(field.rebuild_annotation()).validate_python(content[name])
+        else:
+            valid[name] = field.get_default(call_default_factory=True)
     return model.model_construct(**valid), problems
 
 
-def _explain(model: type[BaseModel], error: dict[str, Any]) -> str:
+def _explain(model: type[BaseModel], error: Mapping[str, Any]) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         return "unknown key, " + nearest(str(error["loc"][-1]), _fields_at(model, error["loc"][:-1]))
@@ -186,13 +190,13 @@ def _section_of(annotation: Any) -> Any:
     return None
 
 
-def _spell(path: Path, lines: dict[Any, Any], problem: Problem) -> str:
+def _spell(file: str, lines: dict[Any, Any], problem: Problem) -> str:
     """`file:line: key: message`; the line is that of the nearest enclosing key that the file has."""
     key = problem.key
     while key and key not in lines:
         key = key[:-1]
     line = lines.get(key)
-    where = f"{path}:{line}" if isinstance(line, int) else f"{path} ({line})" if line else str(path)
+    where = f"{file}:{line}" if isinstance(line, int) else f"{file} ({line})" if line else file
     return f"{where}: " + (f"{_dotted(problem.key)}: " if problem.key else "") + problem.message
 
 

@@ -1,6 +1,6 @@
 """What changes of stage do to a bfloat16 model: error after 1, 4, 16 and 64 of them.
 
-    python experiments/benchmarks/bf16_drift.py [-o FILE]
+    python -m experiments.benchmarks.bf16_drift [-o FILE]
 
 Two views. *Keys*: random bfloat16 keys, turned from stage to stage, against one turn in float64: why a cache in
 16 bits keeps keys as they were made and turns those. A turn rounds each coordinate once, by at most 2^-8 of it,
@@ -12,15 +12,14 @@ reading the text in one forward, and static NTK, which never turns a key.
 
 import argparse
 import itertools
-import json
 import math
-from pathlib import Path
 
 import torch
 
 import ctxext
 from ctxext import methods
 from ctxext.evals.models import TINY_TEXTS, load
+from ctxext.files import write_json
 from ctxext.live.stages import turn_keys
 from ctxext.rope import Rope
 
@@ -90,7 +89,7 @@ def main() -> None:
         cells = [f"{v:.2e}" for k, v in row.items() if k != "changes"]
         print(f"| {row['changes']} | " + " | ".join(cells) + " |")
     if args.out:
-        Path(args.out).write_text(json.dumps({"torch": torch.__version__, "results": rows}, indent=1) + "\n")
+        write_json(args.out, {"torch": torch.__version__, "results": rows}, indent=1)
 
 
 if __name__ == "__main__":

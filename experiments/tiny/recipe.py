@@ -25,12 +25,12 @@ class ModelSpec(Section):
     max_position_embeddings: int = Field(gt=0)
     rope_theta: float = Field(gt=0)
     tie_word_embeddings: bool = True
-    initializer_range: float = Field(0.02, gt=0)
+    initializer_range: float = Field(default=0.02, gt=0)
 
 
 class TokenizerSpec(Section):
     vocab_size: int = Field(ge=257, description="256 bytes, the end-of-text token, and merges")
-    template_documents: int = Field(0, ge=0, description="copies of the passkey strings it also reads")
+    template_documents: int = Field(default=0, ge=0, description="copies of the passkey strings it also reads")
 
 
 class PhaseSpec(Section):
@@ -42,7 +42,9 @@ class PhaseSpec(Section):
     mix: dict[Literal["text", "repeat", "passkey"], float] = Field(
         min_length=1, description="share of the rows of each kind"
     )
-    pool: tuple[int, int] = Field((64, 64), description="how many distinct tokens a repeated unit draws from")
+    pool: tuple[int, int] = Field(
+        default=(64, 64), description="how many distinct tokens a repeated unit draws from"
+    )
 
     @model_validator(mode="after")
     def check(self) -> PhaseSpec:
@@ -54,7 +56,9 @@ class PhaseSpec(Section):
 
 
 class DataSpec(Section):
-    package: str | None = Field(None, description="where the text comes from, for the reader of the recipe")
+    package: str | None = Field(
+        default=None, description="where the text comes from, for the reader of the recipe"
+    )
     held_out: list[str] = Field(default_factory=list, description="documents that are never trained on")
     phases: list[PhaseSpec] = Field(min_length=1)
 
@@ -64,17 +68,17 @@ class OptimizationSpec(Section):
     learning_rate: float = Field(gt=0)
     warmup_steps: int = Field(ge=0)
     decay_steps: int = Field(ge=0, description="at the end, from learning_rate to 0; constant before")
-    weight_decay: float = Field(0.0, ge=0)
-    adam_beta2: float = Field(0.95, gt=0, lt=1)
-    max_grad_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    adam_beta2: float = Field(default=0.95, gt=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     bf16: bool = False
     trainer: dict[str, Any] = Field(default_factory=dict, description="more TrainingArguments, verbatim")
 
 
 class OutputSpec(Section):
     save_steps: int = Field(gt=0)
-    keep: int = Field(2, ge=1, description="checkpoints kept")
-    logging_steps: int = Field(50, gt=0)
+    keep: int = Field(default=2, ge=1, description="checkpoints kept")
+    logging_steps: int = Field(default=50, gt=0)
 
 
 class PretrainRecipe(Section):

@@ -1,4 +1,4 @@
-"""The tests of `train_short.py` on one model, each by length: perplexity, passkeys, copying."""
+"""The tests of this study on one model, each by length: perplexity, passkeys, copying."""
 
 from __future__ import annotations
 

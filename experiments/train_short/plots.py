@@ -1,4 +1,4 @@
-"""Table and figures of `train_short.py`, from its JSON alone: means over seeds, with intervals."""
+"""Table and figures of this study, from its JSON alone: means over seeds, with intervals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext import plots
+from experiments import tables
 
 LABELS = {
     "rope": "RoPE",
@@ -17,8 +18,6 @@ LABELS = {
     "nope": "NoPE",
     "drope": "RoPE→DroPE",
 }
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 
 def interval(values: list[float]) -> dict[str, float]:
@@ -27,12 +26,13 @@ def interval(values: list[float]) -> dict[str, float]:
     >>> interval([1.0, 3.0])["mean"]
     2.0
     """
+    from scipy import stats
+
     mean = sum(values) / len(values)
     answer = {"mean": mean, "seeds": len(values)}
     if len(values) > 1:
-        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
-        half = _T[min(len(values) - 2, len(_T) - 1)] * deviation / math.sqrt(len(values))
-        answer |= {"low": mean - half, "high": mean + half}
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        answer |= {"low": float(mean - half), "high": float(mean + half)}
     return answer
 
 
@@ -43,10 +43,10 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     series: dict[str, dict[str, list]] = {}
     loss, temperatures = {}, {}
-    trained = 0
+    trained, environment = 0, {}
     for name, seeds in found.items():
         runs = list(seeds.values())
-        trained = runs[0]["trained_length"]
+        trained, environment = runs[0]["trained_length"], runs[0].get("environment", {})
         label = LABELS.get(name, name)
         loss[label] = [
             {"step": steps[0][0], **interval([s[1] for s in steps])}
@@ -69,7 +69,6 @@ def summarise(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                         point = {k: math.exp(v) if k != "seeds" else v for k, v in point.items()}
                     points.append({"length": row["length"], **point})
                 series[shown][measure] = points
-    environment = runs[0].get("environment", {})
     return {
         "trained_length": trained,
         "series": series,
@@ -95,14 +94,14 @@ def table(
         for measure, wanted in asked.items()
         for n in wanted
     ]
-    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    rows = []
     for label, name in (labels or {label: label for label in summary["series"]}).items():
         cells = []
         for measure, wanted in asked.items():
             points = {p["length"]: p for p in summary["series"][label].get(measure, [])}
             cells += [_cell(measure, points.get(n)) for n in wanted]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, *cells])
+    return tables.table(["", *heads], rows)
 
 
 def _cell(measure: str, point: Mapping[str, float] | None) -> str:
@@ -141,9 +140,7 @@ def draw(summary: Mapping[str, Any], out: Path) -> None:
 
 
 def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
-    matplotlib = plots._matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(12.5, 4.4), layout="constrained")
+    with plots.figure(12.5, 4.4) as figure:
         axes = figure.subplots(1, 3)
         shown = (
             ("ppl", "perplexity of the last 64 tokens"),
@@ -198,9 +195,7 @@ def _panels(series: Mapping[str, Mapping[str, list]], trained: int, title: str):
 
 
 def _losses(loss: Mapping[str, list]):
-    matplotlib = plots._matplotlib()
-    with matplotlib.rc_context(plots.STYLE):
-        figure = matplotlib.figure.Figure(figsize=(8, 4.2), layout="constrained")
+    with plots.figure(8, 4.2) as figure:
         axes = figure.subplots()
         for i, (label, rows) in enumerate(loss.items()):
             colour = plots.COLOURS[i % len(plots.COLOURS)]

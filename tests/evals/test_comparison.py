@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from test_eval_cli import run
@@ -210,7 +211,8 @@ def test_wrong_durations(text):
 def test_suites_are_validated(tmp_path):
     assert read_suite("quick").passkey.trials == 4
     assert read_suite("report").ruler.samples == 50
-    assert read_suite("smollm2").passkey.lengths == [2048, 12288]
+    suites = Path(__file__).parents[2] / "evals" / "suites"
+    assert read_suite(suites / "smollm2.yaml").passkey.lengths == [2048, 12288]
     with pytest.raises(UsageError, match="no suite") as error:
         read_suite("quik")
     assert "quick" in error.value.hint

@@ -6,9 +6,10 @@ import pytest
 from conftest import run
 
 import ctxext
-from ctxext.cli import demo
-from ctxext.cli.evaluate import parse_lengths
+from ctxext.cli.eval_options import parse_lengths
+from ctxext.evals import demo
 from ctxext.evals.compare import cells as compare
+from ctxext.evals.measure import default_lengths
 from ctxext.evals.models import TINY_TEXTS, load
 from ctxext.text import documents
 
@@ -48,8 +49,22 @@ def test_the_control_of_a_patched_folder_is_its_original(monkeypatch, capsys, tm
     assert live["control"]["rows"][0]["ppl"] < live["results"][0]["ppl"]
 
 
-def test_sliding_window_option(monkeypatch, capsys):
-    args = ("eval", "ppl", "tiny", "--lengths", "64,128", "--stride", 64, "--dtype", "float32", "--json")
+def test_sliding_window_option(monkeypatch, capsys, tmp_path):
+    (tmp_path / "short.txt").write_text(TINY_TEXTS[0].read_text()[:4000])
+    args = (
+        "eval",
+        "ppl",
+        "tiny",
+        "--data",
+        tmp_path / "short.txt",
+        "--lengths",
+        "64,128",
+        "--stride",
+        64,
+        "--dtype",
+        "float32",
+        "--json",
+    )
     code, out, err = run(monkeypatch, capsys, *args)
     assert code == 0, err
     short, long = json.loads(out)["results"]
@@ -81,7 +96,7 @@ def test_passkey_of_tiny(monkeypatch, capsys, tmp_path):
         (("passkey", "/no/such", "--plot", ""), 2, "can't draw to '.'"),
         (("ppl", "tiny", "--set", "beta_fast=1"), 2, "is an option of a method"),
         (("ppl", "tiny", "--data", "/no/such"), 2, "doesn't exist"),
-        (("ppl", "tiny", "--dtype", "int8"), 2, "dtype 'int8'"),
+        (("ppl", "tiny", "--dtype", "int8"), 2, "'int8' is not one of 'auto', 'float32'"),
         (("ppl", "tiny", "--lengths", "10M"), 2, "is not a list of tokens"),
         (("ppl", "tiny", "--lengths", "900000"), 1, "no text has 900000 tokens"),
         (("passkey", "tiny", "--lengths", "20"), 2, "doesn't fit in 20"),
@@ -91,7 +106,7 @@ def test_passkey_of_tiny(monkeypatch, capsys, tmp_path):
 def test_bad_usage(args, code, message, monkeypatch, capsys):
     got, out, err = run(monkeypatch, capsys, "eval", *args)
     assert (got, out) == (code, "")
-    assert message in err
+    assert message in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
 
 
@@ -102,16 +117,19 @@ def test_other_models_need_data(monkeypatch, capsys, llama_folder):
 
 
 def test_default_lengths():
-    assert parse_lengths(None, 256, 1024) == [128, 256, 512, 1024]
-    assert parse_lengths(None, 256, 256) == [128, 256, 512]
-    assert parse_lengths(None, 256, 768) == [128, 256, 512, 768]
-    assert parse_lengths(None, 256, 384) == [128, 256, 384]
-    assert parse_lengths(None, 256, 192) == [128, 256, 512]
-    assert parse_lengths("2k,512,512", 256, 256) == [512, 2048]
+    assert default_lengths(256, 1024) == [128, 256, 512, 1024]
+    assert default_lengths(256, 256) == [128, 256, 512]
+    assert default_lengths(256, 768) == [128, 256, 512, 768]
+    assert default_lengths(256, 384) == [128, 256, 384]
+    assert default_lengths(256, 192) == [128, 256, 512]
+    assert parse_lengths("2k,512,512") == [512, 2048]
 
 
 def test_demo_end_to_end(monkeypatch, capsys, tmp_path):
-    """The whole command at its smallest; a second run reads every cell back."""
+    """The whole command at its smallest, up to 4x; a second run reads every cell back."""
+    assert demo.FACTORS == (1, 2, 4, 8)
+    monkeypatch.setattr(demo, "FACTORS", (1, 2, 4))
+    monkeypatch.setattr(demo, "DEPTHS", (0.0, 1.0))
     args = ("demo", "-o", tmp_path / "d", "--documents", 2, "--trials", 1)
     code, out, err = run(monkeypatch, capsys, *args)
     assert code == 0, err
@@ -124,12 +142,11 @@ def test_demo_end_to_end(monkeypatch, capsys, tmp_path):
     assert code == 0
     assert "measuring" not in err
     report = json.loads(again)
-    assert [row["length"] for row in report["rows"]["yarn"]] == [512, 1024, 2048]
-    assert [row["length"] for row in report["rows"]["unpatched"]] == [256, 512, 1024, 2048]
+    assert [row["length"] for row in report["rows"]["yarn"]] == [512, 1024]
+    assert [row["length"] for row in report["rows"]["unpatched"]] == [256, 512, 1024]
     assert report == json.loads((tmp_path / "d" / "demo.json").read_text())
     # The textbook picture: the unpatched model falls apart, the crop control doesn't.
     assert report["rows"]["unpatched"][-1]["ppl"] > 1.5 * report["rows"]["crop control"][-1]["ppl"]
-    assert demo.FACTORS == (1, 2, 4, 8)
 
 
 def test_cells_resume_and_leave_the_model_as_it_was(tmp_path):

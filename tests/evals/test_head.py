@@ -25,7 +25,7 @@ from transformers import (
 from ctxext.errors import CtxextError, UsageError
 from ctxext.live.head import token_nll, token_scores
 
-BENCHMARK = Path(__file__).parents[2] / "experiments" / "benchmarks" / "perplexity.py"
+ROOT = Path(__file__).parents[2]
 
 SIZE = {
     "hidden_size": 64,
@@ -232,8 +232,9 @@ def test_memory_stays_flat():
     """
 
     def mib(way):
-        command = [sys.executable, BENCHMARK, "--way", way, "--tokens", "8192", "--vocabulary", "49152"]
-        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        command = [sys.executable, "-m", "experiments.benchmarks.perplexity", "--way", way]
+        command += ["--tokens", "8192", "--vocabulary", "49152"]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         return json.loads(ran.stdout.splitlines()[-1])["mib"]
 
     assert 30 * mib("prefix_curve") < mib("stock loss")

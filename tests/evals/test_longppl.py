@@ -13,8 +13,8 @@ from transformers import MistralConfig, MistralForCausalLM
 from ctxext.errors import CtxextError, UsageError
 from ctxext.evals.longppl import key_mask, longppl, matching
 from ctxext.evals.models import load
-from ctxext.evals.prompt_builder import PromptBuilder
 from ctxext.evals.words import embedded_text
+from ctxext.needles.prompts import PromptBuilder
 from ctxext.text import Text
 
 TEXT = Text("acts", embedded_text()[:6000])

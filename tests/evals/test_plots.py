@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ctxext.errors import UsageError
-from ctxext.evals.plots_passkey import passkey_heatmap
-from ctxext.plots import bucket_curve, ppl_curve, save, tokens
+from ctxext.evals.plots import bucket_curve, passkey_heatmap, ppl_curve
+from ctxext.plots import save, tokens
 
 pytest.importorskip("matplotlib")
 
@@ -108,7 +108,7 @@ def test_wrong_usage(tmp_path):
 
 
 def test_relative_curve_draws_each_series_against_the_control():
-    from ctxext.evals.plots_relative import relative_curve
+    from experiments.smollm2.plots import relative_curve
 
     control = [{"start": 0, "end": 100, "ppl": 10.0}, {"start": 100, "end": 200, "ppl": 20.0}]
     worse = [{"start": 0, "end": 100, "ppl": 10.5}, {"start": 100, "end": 200, "ppl": 100.0}]

@@ -13,7 +13,7 @@ from ctxext.errors import UsageError
 from ctxext.evals.models import load
 from ctxext.evals.passkey import passkey
 from ctxext.evals.passkey_presets import PRESETS, PresetBuilder
-from ctxext.evals.prompt_builder import PromptBuilder, make_distractors, make_key, sentences_of
+from ctxext.needles.prompts import PromptBuilder, make_distractors, make_key, sentences_of
 
 T = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "

@@ -14,16 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.errors import CtxextError, UsageError
 from ctxext.evals import results
-from ctxext.evals.results import (
-    append_jsonl,
-    dumps,
-    environment,
-    read_json,
-    read_jsonl,
-    result_document,
-    resume_jsonl,
-    write_json,
-)
+from ctxext.evals.results import environment, result_document, resume_jsonl
+from ctxext.files import append_jsonl, dumps, read_json, read_jsonl, write_json
 
 
 def test_a_document_says_what_made_it():

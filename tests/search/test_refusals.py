@@ -16,15 +16,14 @@ from ctxext.files import read_config
 from ctxext.folders.load import stored_schedule
 from ctxext.folders.patch import patch_checkpoint
 from ctxext.folders.source import TINY
-from ctxext.search.options import Options, read_subject
-from ctxext.search.run import search
+from ctxext.search.run import search_factors
 
 SMALL = {"factor": 2, "data": ("tiny",), "documents": 2, "held_out": 1, "evaluations": 4, "dtype": "float32"}
 SMALL |= {"strategy": "random"}
 
 
-def options(out, model="tiny", **changes):
-    return Options(str(model), out=out, **{**SMALL, **changes})
+def search(out, model="tiny", **changes):
+    return search_factors(model, out=out, **{**SMALL, **changes})
 
 
 def patched(folder, method, factor=2, **more):
@@ -41,13 +40,13 @@ def test_a_model_that_answers_nan_is_refused(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((TINY / name).read_bytes())
     with pytest.raises(CtxextError, match="finite"):
-        search(options(tmp_path / "out", folder))
+        search(tmp_path / "out", folder)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["broken"]
 
 
 def test_wrong_options(tmp_path):
     with pytest.raises(UsageError, match="no search to go on with"):
-        search(options(tmp_path / "none", resume=True))
+        search(tmp_path / "none", resume=True)
     for changes, message in (
         ({"data": ()}, "--data"),
         ({"objective": "ppl"}, "perplexity, needle"),
@@ -70,7 +69,7 @@ def test_wrong_options(tmp_path):
         ({"strategy": "evolution", "constants": {"parents": 0}}, "parent"),
     ):
         with pytest.raises(UsageError) as error:
-            search(options(tmp_path / "wrong", **changes))
+            search(tmp_path / "wrong", **changes)
         assert message in str(error.value)
     assert not list(tmp_path.iterdir())
 
@@ -87,7 +86,7 @@ def test_an_output_that_can_not_be_written(tmp_path, monkeypatch, name):
         if name == "model" and force:
             continue
         with pytest.raises(CtxextError, match=r"exists|not a model folder|holds, the model"):
-            search(options(Path(name), model, force=force))
+            search(Path(name), model, force=force)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "itself", "model", "notes"]
     assert stored_schedule(read_config(model)).method == "yarn"
 
@@ -100,9 +99,9 @@ def test_layers_that_can_not_run_stages_are_found_before_the_search(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((TINY / name).read_bytes())
     with pytest.raises(CtxextError, match=r"full attention.*\n.*--start-tokens 0 --short none"):
-        search(options(tmp_path / "out", folder))
+        search(tmp_path / "out", folder)
     assert [p.name for p in tmp_path.iterdir()] == ["mixed"]
-    report = search(options(tmp_path / "out", folder, start_tokens=(0,), short="none"))
+    report = search(tmp_path / "out", folder, start_tokens=(0,), short="none")
     assert stored_schedule(read_config(tmp_path / "out")).to_dict() == report["schedule"]
 
 
@@ -117,7 +116,7 @@ def test_what_can_not_be_gone_on_with(tmp_path):
         if not folder.exists():
             patched(folder, name, 8)
         with pytest.raises(CtxextError, match=message) as error:
-            search(options(tmp_path / "out", folder, **more))
+            search(tmp_path / "out", folder, **more)
         assert "--existing replace" in str(error.value)
     assert not (tmp_path / "out.search").exists()
 
@@ -125,7 +124,7 @@ def test_what_can_not_be_gone_on_with(tmp_path):
 def test_replaced_scaling_is_measured_as_it_was(tmp_path):
     """The row of the model as it was is the folder's own loss, though the search begins from the original rope."""
     folder = patched(tmp_path / "pi", "pi", 2)
-    report = search(options(tmp_path / "out", folder, existing="replace", short="none", start_tokens=(0,)))
+    report = search(tmp_path / "out", folder, existing="replace", short="none", start_tokens=(0,))
     text = sorted((TINY.parent / "text").glob("*.txt"))[2].read_text()
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -139,9 +138,7 @@ def test_replaced_scaling_is_measured_as_it_was(tmp_path):
 
 def test_a_scaling_that_no_schedule_tells_is_called_by_its_name(tmp_path):
     folder = patched(tmp_path / "alibi", "alibi", 2)
-    subject = read_subject(options(tmp_path / "out", folder, existing="replace"))
-    assert subject.as_it_is is None
-    report = search(options(tmp_path / "out", folder, existing="replace", short="none"))
+    report = search(tmp_path / "out", folder, existing="replace", short="none")
     assert report["rows"][0]["schedule"] == "unpatched"
 
 
@@ -159,7 +156,7 @@ def test_a_linear_scaling_that_says_its_original_length(tmp_path):
     keys = {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 256}
     folder = scaled_by_others(tmp_path / "linear", 512, **keys)
     assert read_schedule(read_config(folder)).rope.trained_length == 256
-    report = search(options(tmp_path / "out", folder, factor=4, evaluations=8))
+    report = search(tmp_path / "out", folder, factor=4, evaluations=8)
     written = read_config(tmp_path / "out")
     assert written["max_position_embeddings"] == 1024
     assert stored_schedule(written).to_dict() == report["schedule"]
@@ -171,7 +168,7 @@ def test_a_scaling_that_the_weights_were_trained_with(tmp_path):
 
     bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     folder = scaled_by_others(tmp_path / "native", 256, rope_type="llama3", factor=4.0, **bounds)
-    report = search(options(tmp_path / "out", folder, short="original", start_tokens=(0,)))
+    report = search(tmp_path / "out", folder, short="original", start_tokens=(0,))
     assert report["lengths"] == {"long": 512, "short": 256}
     assert set(report["seeds"]) == {"pi", "ntk", "yarn"}
     assert report["short_change"] == 0.0
@@ -188,7 +185,7 @@ def test_a_gguf_is_written_in_the_dtype_that_was_searched(tmp_path, monkeypatch,
     monkeypatch.setenv("CTXEXT_CACHE", str(tmp_path / "cache"))
     code, _, err = run(monkeypatch, capsys, "export", "tiny", "--to", "gguf", "-o", str(tmp_path / "tiny.gguf"))
     assert code == 0, err
-    search(options(tmp_path / "out", tmp_path / "tiny.gguf", short="none", start_tokens=(0,)))
+    search(tmp_path / "out", tmp_path / "tiny.gguf", short="none", start_tokens=(0,))
     with safe_open(next((tmp_path / "out").glob("*.safetensors")), "pt") as weights:
         assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.float32}  # noqa: SIM118
     assert len(list((tmp_path / "cache" / "gguf").iterdir())) == 1
@@ -198,7 +195,7 @@ def test_short_text_keeps_the_attention_scale_that_the_model_reads_it_with(tmp_p
     folder = patched(tmp_path / "yarn", "yarn", 2)
     scale = stored_schedule(read_config(folder)).stages[0].attention_scale
     assert scale > 1.05
-    report = search(options(tmp_path / "out", folder, factor=4, evaluations=8))
+    report = search(tmp_path / "out", folder, factor=4, evaluations=8)
     first, second = report["schedule"]["stages"]
     assert first["attention_scale"] == scale
     assert second["attention_scale"] == pytest.approx(math.sqrt(1 + math.log(4) / math.log(256)))

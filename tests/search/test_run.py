@@ -16,15 +16,14 @@ import ctxext
 from ctxext.files import read_config
 from ctxext.folders.load import stored_schedule
 from ctxext.folders.source import TINY
-from ctxext.search.options import Options
-from ctxext.search.run import search
+from ctxext.search.run import search_factors
 
 # Two documents of 512 tokens, three full evaluations beyond the seeds.
 SMALL = {"factor": 2, "data": ("tiny",), "documents": 2, "held_out": 1, "evaluations": 6, "dtype": "float32"}
 
 
-def options(out, **changes):
-    return Options("tiny", out=out, **{**SMALL, **changes})
+def search(out, model="tiny", **changes):
+    return search_factors(model, out=out, **{**SMALL, **changes})
 
 
 def lines(folder):
@@ -34,7 +33,7 @@ def lines(folder):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     out = tmp_path_factory.mktemp("search") / "searched"
-    return out, search(options(out))
+    return out, search(out)
 
 
 def test_folder_log_report_pictures(searched):
@@ -89,7 +88,7 @@ def test_report_is_measured_right(searched):
 def test_without_start_tokens_plain_transformers_runs_it_to_the_bit(tmp_path, tokens):
     from transformers import AutoModelForCausalLM
 
-    report = search(options(tmp_path / "out", start_tokens=(0,), short="none", held_out=0))
+    report = search(tmp_path / "out", start_tokens=(0,), short="none", held_out=0)
     assert report["schedule"]["start_tokens"] == 0
     assert report["checked_on"] == "the documents of the search"
     assert [row["schedule"] for row in report["rows"]][-1] == "searched"
@@ -121,7 +120,7 @@ def test_short_factors_that_fit_two_documents_alone_are_not_kept(searched, monke
     monkeypatch.setattr(module._Search, "_phase", spoiled)
     monkeypatch.setattr(module._Search, "_write", lambda *args: None)
     out, _ = searched
-    report = search(options(out.with_name("spoiled"), upper=2.0))
+    report = search(out.with_name("spoiled"), upper=2.0)
     assert report["schedule"]["params"]["short_factor"] == [1.0] * 16
 
 
@@ -174,7 +173,7 @@ def test_two_processes_find_the_same(searched, tmp_path):
 
 def test_searches_again_from_a_searched_folder(searched, tmp_path):
     out, report = searched
-    again = search(Options(str(out), **{**SMALL, "factor": 4, "out": tmp_path / "again", "evaluations": 7}))
+    again = search(tmp_path / "again", out, factor=4, evaluations=7)
     assert again["schedule"]["max_length"] == 1024
     assert again["schedule"]["rope"] == report["schedule"]["rope"]
     assert again["seeds"].keys() == {
@@ -194,7 +193,7 @@ def test_searches_again_from_a_searched_folder(searched, tmp_path):
 
 @pytest.mark.parametrize("objective", ["needle"])
 def test_needle_objective(tmp_path, objective):
-    report = search(options(tmp_path / "out", objective=objective, short="original", strategy="evolution"))
+    report = search(tmp_path / "out", objective=objective, short="original", strategy="evolution")
     assert report["settings"]["objective"] == "needle"
     assert report["schedule"]["params"]["short_factor"] == [1.0] * 16
     assert report["short_change"] == 0.0
@@ -204,7 +203,7 @@ def test_needle_objective(tmp_path, objective):
 
 
 def test_critical_dimension(tmp_path):
-    report = search(options(tmp_path / "out", critical=-1, short="none", held_out=0, strategy="random"))
+    report = search(tmp_path / "out", critical=-1, short="none", held_out=0, strategy="random")
     assert min(report["schedule"]["params"]["long_factor"][7:]) >= 2
 
 

@@ -191,7 +191,9 @@ def test_budget_below_the_first_candidate():
     made = problem(budget=100)
     with pytest.raises(BudgetSpent):
         get("curve")(made)
-    assert made.evaluator.best is None
+    assert made.evaluator.history == []
+    with pytest.raises(CtxextError, match="no candidate"):
+        _ = made.evaluator.best
 
 
 @pytest.mark.parametrize(

@@ -8,32 +8,13 @@ import pytest
 import torch
 from conftest import logits, pico_model, run
 from safetensors.torch import load_file
-from smoke import RECIPES, recipe, write_text
+from smoke import RECIPES, recipe
 
 import ctxext
 from ctxext.errors import CtxextError
 from ctxext.folders import adapter as adapters
 from ctxext.folders.source import TINY
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def adapter(text, cache, tmp_path_factory):
-    """A run of 8 steps with everything trainable that can be, and what it answered."""
-    from ctxext.training.run import train
-
-    out = tmp_path_factory.mktemp("run") / "out"
-    return out, train(recipe(out, text, cache))
-
+from ctxext.training.run import train
 
 # ---------------------------------------------------------------- adapters
 
@@ -140,8 +121,6 @@ def test_a_merged_folder_is_the_adapter_for_plain_transformers(adapter, tmp_path
 
 
 def test_staged_untouched_and_composed_from_training_to_merge(text, cache, tmp_path):
-    from ctxext.training.run import train
-
     ids = torch.arange(3, 400)[None]
     ctxext.patch_checkpoint("tiny", tmp_path / "yarn", method="yarn", factor=2)
     cases = {
@@ -165,8 +144,6 @@ def test_staged_untouched_and_composed_from_training_to_merge(text, cache, tmp_p
 def test_a_family_that_checks_the_type_when_it_saves(kind, text, cache, tmp_path):
     """Phi-3's config class lets nothing but longrope be written: checkpoints, the end of a run and merging."""
     from transformers import AutoModelForCausalLM
-
-    from ctxext.training.run import train
 
     base = tmp_path / "base"
     pico_model("phi3", vocab_size=1024, num_hidden_layers=1).save_pretrained(base)

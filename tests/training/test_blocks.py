@@ -11,10 +11,10 @@ from conftest import pico_model
 
 from ctxext.errors import CtxextError, UsageError
 from ctxext.folders.source import TINY
-from ctxext.training import data
-from ctxext.training.items import Blocks, Stream, collate, make_item
+from ctxext.training import data, passkeys
 from ctxext.training.positions import draw, flatten
 from ctxext.training.recipe import DataSpec, PositionSpec
+from ctxext.training.sequences import Blocks, Stream, Windows, collate, make_item
 
 TEXTS = [f"Chapter {i}. " + "And it came to pass in those days. " * (3 + 5 * i) for i in range(6)]
 
@@ -89,11 +89,14 @@ def test_what_can_not_be_read_says_so(tokenizer, sources, tmp_path):
 
 
 def test_bos_begins_a_document_where_the_tokenizer_adds_one():
+    from transformers import BatchEncoding
+
     class WithBos:
         bos_token_id, eos_token_id = 1, 2
 
         def __call__(self, text, add_special_tokens, verbose=True):
-            return {"input_ids": ([1] if add_special_tokens else []) + [ord(c) for c in text]}
+            ids = ([1] if add_special_tokens else []) + [ord(c) for c in text]
+            return BatchEncoding({"input_ids": ids})
 
     assert data.encoder(WithBos())("ab") == [1, 97, 98, 2]
 
@@ -123,7 +126,7 @@ def test_packed_documents_do_not_see_each_other():
     documents = [list(range(3, 20)), list(range(40, 49)), list(range(60, 64))]
     rows = data.pack(documents, 32, 0)
     row = {key: column[0] for key, column in rows.items()}
-    item = make_item(row, PositionSpec(), random.Random(0), 32, 32)
+    item = make_item(row, PositionSpec(), random.Random(0), length=32, target=32)
     with torch.no_grad():
         packed = model(**collate([item]), use_cache=False).loss
         alone = [model(torch.tensor([d]), labels=torch.tensor([d])).loss * (len(d) - 1) for d in documents]
@@ -151,12 +154,12 @@ def test_a_second_run_reads_the_cache(tokenizer, sources, tmp_path, monkeypatch)
 def test_a_stream_goes_round_in_another_order(tokenizer, sources, tmp_path):
     streamed = blocks(tokenizer, tmp_path, sources["folder"], streaming=True, shuffle_buffer=50)
     count = len(list(streamed))
-    read = iter(Stream(streamed, PositionSpec(kind="pose"), 32, 256, 0))
+    read = iter(Stream(streamed, Windows(PositionSpec(kind="pose"), 32, 256, 0)))
     rounds = [[next(read) for _ in range(count)] for _ in range(2)]
     texts = [[tuple(item["input_ids"]) for item in part] for part in rounds]
     assert sorted(texts[0]) == sorted(texts[1])
     assert texts[0] != texts[1]
-    again = iter(Stream(streamed, PositionSpec(kind="pose"), 32, 256, 0))
+    again = iter(Stream(streamed, Windows(PositionSpec(kind="pose"), 32, 256, 0)))
     assert [next(again) for _ in range(2 * count)] == rounds[0] + rounds[1]
 
 
@@ -168,7 +171,7 @@ def test_a_stream_read_by_workers(tokenizer, sources, tmp_path, kind, step):
     count = len(list(streamed))
 
     def read():
-        stream = Stream(streamed, spec, 32, 4096, 0)
+        stream = Stream(streamed, Windows(spec, 32, 4096, 0))
         loader = torch.utils.data.DataLoader(stream, batch_size=1, collate_fn=collate, num_workers=3)
         return [{k: v[0].tolist() for k, v in batch.items()} for batch in itertools.islice(loader, 3 * count)]
 
@@ -183,16 +186,17 @@ def test_a_stream_read_by_workers(tokenizer, sources, tmp_path, kind, step):
 def test_an_empty_stream_ends_with_an_error(tokenizer, sources, tmp_path):
     streamed = blocks(tokenizer, tmp_path, sources["folder"], size=4096, streaming=True)
     with pytest.raises(CtxextError, match="no document as long as a block"):
-        next(iter(Stream(streamed, PositionSpec(), 4096, 4096, 0)))
+        next(iter(Stream(streamed, Windows(PositionSpec(), 4096, 4096, 0))))
 
 
 def test_length_of_a_dataset_is_that_of_the_run():
     rows = [{"input_ids": [i] * 4, "starts": [0], "filled": 4} for i in range(3)]
-    assert len(Blocks(rows, PositionSpec(), 4, 4, 0, 50)) == 50
+    assert len(Blocks(rows, Windows(PositionSpec(), 4, 4, 0), 50)) == 50
 
 
-def test_passkey_documents_as_a_source(tokenizer, tmp_path):
+def test_passkey_documents_as_a_source(tokenizer, tmp_path, monkeypatch):
     """Each holds its key twice, in the needle and as the answer; they mix with text."""
+    monkeypatch.setattr(passkeys, "COUNT", 300)
     made = blocks(tokenizer, tmp_path, {"path": "passkey"}, size=128)
     for row in list(made)[:50]:
         text = tokenizer.decode(row["input_ids"])

@@ -126,9 +126,9 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 from ctxext.training import loss
-from ctxext.training.items import collate
+from ctxext.training.sequences import collate
 from ctxext.training.recipe import AdapterSpec
-from ctxext.training.tuning import add_lora
+from ctxext.training.model import add_lora
 
 out, *folders = sys.argv[1:]
 dist.init_process_group("gloo")

@@ -1,38 +1,21 @@
 """Whole runs on the embedded model: what they leave, refuse and evaluate, and which tensors move."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import pico_model
-from smoke import recipe, write_text
+from conftest import pico_model, run
+from smoke import recipe
 
 import ctxext
 from ctxext.errors import CtxextError, UsageError
-from ctxext.folders import adapter as adapters
+from ctxext.folders.load import base_model
 from ctxext.folders.source import TINY
-from ctxext.training import tuning
+from ctxext.training.model import add_lora, loraplus_groups
+from ctxext.training.model import build as build_model
 from ctxext.training.recipe import AdapterSpec, load_recipe
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def adapter(text, cache, tmp_path_factory):
-    """A run of 8 steps with everything trainable that can be, and what it answered."""
-    from ctxext.training.run import train
-
-    out = tmp_path_factory.mktemp("run") / "out"
-    return out, train(recipe(out, text, cache))
-
+from ctxext.training.run import train
 
 # ---------------------------------------------------------------- a run
 
@@ -54,8 +37,6 @@ def test_a_run_leaves_all_that_it_promises(adapter):
 
 
 def test_a_used_folder_is_not_overwritten(adapter, text, cache):
-    from ctxext.training.run import train
-
     out, _ = adapter
     with pytest.raises(UsageError, match=r"(?s)isn't empty.*--resume"):
         train(recipe(out, text, cache))
@@ -64,22 +45,16 @@ def test_a_used_folder_is_not_overwritten(adapter, text, cache):
 
 
 def test_target_beyond_the_method_is_refused(text, cache, tmp_path):
-    from ctxext.training.run import train
-
     with pytest.raises(UsageError, match=r"positions\.target 5000 is beyond the 1024 tokens"):
         train(recipe(tmp_path / "out", text, cache, "positions.target=5000"))
 
 
 def test_unknown_training_arguments_are_named(text, cache, tmp_path):
-    from ctxext.training.run import train
-
     with pytest.raises(UsageError, match=r"train\.trainer.*learning_rat"):
         train(recipe(tmp_path / "out", text, cache, "train.trainer={learning_rat: 1}"))
 
 
 def test_workers_of_an_empty_stream_have_nothing_to_say_but_the_run_does(text, cache, tmp_path):
-    from ctxext.training.run import train
-
     changes = ["data.streaming=true", "data.length=4096", "positions={kind: plain}", "method.factor=16"]
     with pytest.raises(CtxextError, match="no document as long as a block"):
         train(recipe(tmp_path / "out", text, cache, *changes, "train.trainer={dataloader_num_workers: 2}"))
@@ -87,18 +62,21 @@ def test_workers_of_an_empty_stream_have_nothing_to_say_but_the_run_does(text, c
 
 @pytest.mark.parametrize("change", ["adapter.quantize=4bit", "train.offload_activations=true"])
 def test_what_needs_a_gpu_says_so(text, cache, tmp_path, change):
-    from ctxext.training.run import train
-
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(CtxextError, match="needs a GPU"):
         train(recipe(tmp_path / "out", text, cache, "train.activation_checkpointing=true", change))
 
 
-def test_a_failed_evaluation_is_measured_again_on_resume(text, cache, tmp_path):
-    """Answers count when all commands have given theirs."""
-    from ctxext.training import evaluation
-    from ctxext.training.run import train
+def test_a_failed_evaluation_is_measured_again_on_resume(text, cache, tmp_path, monkeypatch, capsys):
+    """Answers count when all commands have given theirs. They run in this process; the next test starts some."""
+    from ctxext.training import eval_commands
+
+    def here(line, **options):
+        code, printed, err = run(monkeypatch, capsys, *line[3:])
+        return SimpleNamespace(returncode=code, stdout=printed, stderr=err)
+
+    monkeypatch.setattr(eval_commands, "subprocess", SimpleNamespace(run=here))
 
     good, bad = "passkey --lengths 128 --depths 1 --trials 1", "passkey --lengths never"
     out = tmp_path / "out"
@@ -109,13 +87,11 @@ def test_a_failed_evaluation_is_measured_again_on_resume(text, cache, tmp_path):
     assert [p.name for p in (out / "eval-before").iterdir()] == ["1-passkey.json"]
     before = (out / "eval-before" / "1-passkey.json").read_bytes()
     with pytest.raises(CtxextError, match="failed"):
-        evaluation.measure([bad], TINY, out / "eval-before")
+        eval_commands.measure([bad], TINY, out / "eval-before")
     assert (out / "eval-before" / "1-passkey.json").read_bytes() == before
 
 
 def test_evaluations_run_before_and_after(text, cache, tmp_path):
-    from ctxext.training.run import train
-
     commands = "eval.commands=['passkey --lengths 128 --depths 1 --trials 1']"
     train(recipe(tmp_path / "out", text, cache, commands, "train.steps=1"))
     answers = [
@@ -131,8 +107,6 @@ def test_evaluations_run_before_and_after(text, cache, tmp_path):
 
 @pytest.mark.parametrize("kind", ["lora", "dora, rslora", "lora+", "full"])
 def test_every_trainable_tensor_moves_on_a_bf16_base_and_no_other(text, cache, tmp_path, kind, monkeypatch):
-    from ctxext.training import run
-
     spec = {
         "lora": "{embeddings: true, norms: true}",
         "dora, rslora": "{dora: true, rslora: true, norms: true}",
@@ -142,11 +116,11 @@ def test_every_trainable_tensor_moves_on_a_bf16_base_and_no_other(text, cache, t
     seen = {}
 
     def build(*args):
-        seen["model"] = model = tuning.build(*args)
+        seen["model"] = model = build_model(*args)
         seen["before"] = {n: p.detach().clone() for n, p in model.named_parameters()}
         return model
 
-    monkeypatch.setattr(run, "build", build)
+    monkeypatch.setattr("ctxext.training.model.build", build)
     # A window of 16 tokens, as bfloat16 is emulated on most CPUs.
     changes = [
         "model.dtype=bfloat16",
@@ -157,7 +131,7 @@ def test_every_trainable_tensor_moves_on_a_bf16_base_and_no_other(text, cache, t
         "train.save_steps=100",
         "train.activation_checkpointing=true",
     ]
-    answer = run.train(recipe(tmp_path / "out", text, cache, *changes))
+    answer = train(recipe(tmp_path / "out", text, cache, *changes))
     model, trained = seen["model"], []
     for name, parameter in model.named_parameters():
         moved = not torch.equal(parameter, seen["before"][name])
@@ -190,14 +164,14 @@ def test_the_estimate_counts_what_is_trained():
     shape = Shape({**read_config(TINY), "dtype": "float32"})
     for changes in ({}, {"embeddings": True, "norms": True}, {"dora": True, "r": 4}, {"layers": [0, 2]}):
         spec = AdapterSpec(**changes)
-        model = tuning.add_lora(adapters.base_model(TINY, None), spec)
+        model = add_lora(base_model(TINY, None), spec)
         count = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert trainable_parameters(spec, shape) == count
 
 
 def test_loraplus_leaves_norms_and_embedding_at_the_plain_rate():
-    model = tuning.add_lora(pico_model(), AdapterSpec(embeddings=True, norms=True))
-    slow, fast = tuning.loraplus_groups(model, 1e-4, 16, 0.0)
+    model = add_lora(pico_model(), AdapterSpec(embeddings=True, norms=True))
+    slow, fast = loraplus_groups(model, 1e-4, 16, 0.0)
     names = {id(p): n for n, p in model.named_parameters()}
     assert all("lora_B" in names[id(p)] for p in fast["params"])
     assert fast["lr"] == pytest.approx(1.6e-3)
@@ -206,4 +180,4 @@ def test_loraplus_leaves_norms_and_embedding_at_the_plain_rate():
 
 def test_unknown_targets_are_a_usage_error():
     with pytest.raises(UsageError, match="adapter: Target modules"):
-        tuning.add_lora(pico_model(), AdapterSpec(targets=["query_key_value"]))
+        add_lora(pico_model(), AdapterSpec(targets=["query_key_value"]))

@@ -8,75 +8,89 @@ import sys
 
 import pytest
 import torch
-from smoke import recipe, weights, write_text
+from smoke import recipe, weights
 
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    return write_text(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
+from ctxext.training.run import train
 
 # ---------------------------------------------------------------- kill and resume
 
 KILLED = """
 import os, signal, sys
 from transformers import TrainerCallback
-from ctxext.training import run
-from ctxext.training.recipe import load_recipe
+from ctxext.training import trainer
+from ctxext.training.run import train
 
 def on_step_end(self, args, state, control, **kwargs):
     if state.global_step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run._Progress.on_step_end = on_step_end
-run.train(load_recipe(sys.argv[1], sys.argv[2:]))
+trainer._Progress.on_step_end = on_step_end
+for path in sys.argv[1:]:  # each run is a process of its own, that has all imported already
+    run = os.fork()
+    if not run:
+        train(path)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(run, 0)[1]))
 """
+WAYS = {"files": (False, 0), "stream": (True, 0), "stream by workers": (True, 2)}
 
 
-@pytest.mark.parametrize(
-    ("streaming", "workers"), [(False, 0), (True, 0), (True, 2)], ids=["files", "stream", "stream by workers"]
-)
-def test_kill_and_resume_equals_an_uninterrupted_run(text, cache, tmp_path, streaming, workers):
-    from ctxext.training.run import train
+@pytest.fixture(scope="module")
+def killed(text, cache, tmp_path_factory):
+    """A folder with runs of five steps that were killed, by name, and their recipes."""
+    root, recipes = tmp_path_factory.mktemp("killed"), {}
+    for name, (streaming, workers) in WAYS.items():
+        changes = [
+            f"data.streaming={str(streaming).lower()}",
+            "data.shuffle_buffer=20",
+            "train.save_steps=2",
+            "train.accumulation=2",
+            "adapter.dropout=0.1",
+            f"train.trainer={{dataloader_num_workers: {workers}}}",
+        ]
+        recipes[name] = recipe(root / name, text, cache, *changes)
+        (root / f"{name}.yaml").write_text(recipes[name].resolved())
+    command = [sys.executable, "-c", KILLED, *(str(root / f"{name}.yaml") for name in WAYS)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.stdout.split() == [str(-signal.SIGKILL)] * len(WAYS), ran.stderr
+    return root, recipes
 
-    changes = [
-        f"data.streaming={str(streaming).lower()}",
-        "data.shuffle_buffer=20",
-        "train.save_steps=2",
-        "train.accumulation=2",
-        "adapter.dropout=0.1",
-        f"train.trainer={{dataloader_num_workers: {workers}}}",
-    ]
-    whole = recipe(tmp_path / "whole", text, cache, *changes)
-    train(whole)
-    cut = recipe(tmp_path / "cut", text, cache, *changes)
-    (tmp_path / "cut.yaml").write_text(cut.resolved())
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "cut.yaml")], capture_output=True, text=True
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (tmp_path / "cut" / "adapter").exists()
-    answer = train(cut, resume=True)
+
+@pytest.mark.parametrize("name", WAYS)
+def test_kill_and_resume_equals_an_uninterrupted_run(killed, tmp_path, name):
+    root, recipes = killed
+    cut, whole = root / name, tmp_path / "whole"
+    assert not (cut / "adapter").exists()
+    train(recipes[name], [f"output={whole}"])
+    answer = train(recipes[name], resume=True)
     assert answer["resumed_from"] == "checkpoint-4"
-    first, second = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    first, second = weights(whole), weights(cut)
     assert set(first) == set(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    history = [json.loads((tmp_path / n / "log.json").read_text()) for n in ("whole", "cut")]
+    history = [json.loads((out / "log.json").read_text()) for out in (whole, cut)]
     assert [r["loss"] for r in history[0] if "loss" in r] == [r["loss"] for r in history[1] if "loss" in r]
 
 
 # ---------------------------------------------------------------- several processes
 
 
+BOTH = """
+import os, sys
+from ctxext.cli.app import main
+for path in sys.argv[1:]:
+    sys.argv = ["ctxext", "train", path, "--json"]
+    try:
+        main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    if os.environ["RANK"] == "0":
+        print()
+"""
+
+
 def test_chunked_and_stock_loss_train_alike_on_one_process_and_on_two(text, cache, tmp_path):
     """Plain gradient descent, so that the weights differ as the gradients do, with accumulation."""
-    from ctxext.training.run import train
-
     common = [
         "train.trainer={optim: sgd}",
         "train.steps=2",
@@ -85,21 +99,20 @@ def test_chunked_and_stock_loss_train_alike_on_one_process_and_on_two(text, cach
         "train.learning_rate=0.1",
         "data.length=32",
     ]
-    for kind in ("stock", "chunked"):
+    kinds = ("stock", "chunked")
+    for kind in kinds:
         here = [*common, f"train.loss={kind}", "train.loss_chunk=10"]
         train(recipe(tmp_path / f"{kind}-1", text, cache, *here, "train.accumulation=4"))
         two = recipe(tmp_path / f"{kind}-2", text, cache, *here, "train.accumulation=2")
-        (tmp_path / "two.yaml").write_text(two.resolved())
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        ran = subprocess.run(
-            [*launch, "-m", "ctxext", "train", str(tmp_path / "two.yaml"), "--json"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert ran.returncode == 0, ran.stderr[-2000:]
-        assert json.loads(ran.stdout)["tokens"] == 2 * 2 * 2 * 32  # one document: only rank 0 prints
-        assert ran.stderr.count("step 2/2") == 1
+        (tmp_path / f"{kind}.yaml").write_text(two.resolved())
+    (tmp_path / "both.py").write_text(BOTH)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launch, str(tmp_path / "both.py"), *(str(tmp_path / f"{kind}.yaml") for kind in kinds)]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    # One document for each: only rank 0 prints.
+    assert [json.loads(d)["tokens"] for d in ran.stdout.split("\n\n")[:-1]] == [2 * 2 * 2 * 32] * 2, ran.stdout
+    assert ran.stderr.count("step 2/2") == 2
     expected = weights(tmp_path / "stock-1")
     logs = {}
     for name in ("stock-1", "chunked-1", "stock-2", "chunked-2"):

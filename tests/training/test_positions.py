@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ctxext import apply, methods
 from ctxext.rope import Rope
-from ctxext.training.items import Blocks, collate, make_item
 from ctxext.training.positions import Chunk, draw, flatten, pose
 from ctxext.training.recipe import PositionSpec
+from ctxext.training.sequences import Blocks, Windows, collate, make_item
 
 
 @given(st.data(), st.integers(4, 64), st.integers(2, 4), st.integers(0, 2**32))
@@ -57,8 +57,8 @@ ROWS = [{"input_ids": list(range(i, i + 8)), "starts": [0], "filled": 8} for i i
 
 def test_positions_are_redrawn_every_time_round_and_repeat_with_the_seed():
     spec = PositionSpec(kind="pose")
-    items = Blocks(ROWS, spec, 8, 1000, 7, 12)
-    again = Blocks(ROWS, spec, 8, 1000, 7, 12)
+    items = Blocks(ROWS, Windows(spec, 8, 1000, 7), 12)
+    again = Blocks(ROWS, Windows(spec, 8, 1000, 7), 12)
     assert [items[k] for k in (5, 0, 11)] == [again[k] for k in (5, 0, 11)]  # whatever came before
     for epoch in range(4):  # every epoch has every block, of one document each
         blocks = [items[k]["input_ids"] for k in range(3 * epoch, 3 * epoch + 3)]
@@ -69,7 +69,9 @@ def test_positions_are_redrawn_every_time_round_and_repeat_with_the_seed():
 
 def test_skipped_text_is_as_far_off_as_its_positions():
     row = {"input_ids": list(range(100, 164)), "starts": [0], "filled": 64}
-    item = make_item(row, PositionSpec(kind="pose", text="skipped", target=64), random.Random(3), 16, 64)
+    item = make_item(
+        row, PositionSpec(kind="pose", text="skipped", target=64), random.Random(3), length=16, target=64
+    )
     assert item["input_ids"] == [100 + p for p in item["position_ids"]]
     jump = next(i for i in range(1, 16) if item["position_ids"][i] != item["position_ids"][i - 1] + 1)
     assert item["labels"][jump] == -100
@@ -95,7 +97,7 @@ def test_a_skipped_window_is_read_whole(method):
     model = pico_model()
     apply(model, methods.schedule(Rope(10000.0, 32, 64), method, 4))
     row = {"input_ids": list(range(3, 51)), "starts": [0], "filled": 48}
-    item = make_item(row, PositionSpec(kind="pose"), random.Random(0), 48, 256)
+    item = make_item(row, PositionSpec(kind="pose"), random.Random(0), length=48, target=256)
     batch = collate([item])
     batch.pop("labels")
     changed = {**batch, "input_ids": batch["input_ids"].clone()}
@@ -130,7 +132,7 @@ def test_rows_with_different_skips_share_a_staged_batch():
     model = pico_model()
     apply(model, methods.schedule(Rope(10000.0, 32, 64), "dynamic_yarn", 4))
     row = {"input_ids": list(range(3, 51)), "starts": [0], "filled": 48}
-    items = [make_item(row, PositionSpec(kind="pose"), random.Random(s), 48, 256) for s in range(3)]
+    items = [make_item(row, PositionSpec(kind="pose"), random.Random(s), length=48, target=256) for s in range(3)]
     weight = model.model.layers[0].self_attn.k_proj.weight
 
     def run(part):

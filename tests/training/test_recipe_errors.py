@@ -9,6 +9,7 @@ import pytest
 from ctxext.errors import UsageError
 from ctxext.training import estimate
 from ctxext.training.recipe import Recipe, is_staged, load_recipe, parallel_sizes
+from ctxext.training.run import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 GOOD = """\
@@ -228,7 +229,6 @@ def test_the_real_schedule_has_the_last_word(good, tmp_path, monkeypatch):
     """If the stand-in rope is deceived, the run is still refused before anything is written."""
     pytest.importorskip("torch")
     from ctxext.training import recipe as rules
-    from ctxext.training.run import train
 
     changes = ["method.name=dynamic_ntk", "positions.kind=plain", f"output={tmp_path / 'out'}"]
     monkeypatch.setattr(rules, "is_staged", lambda spec: False)

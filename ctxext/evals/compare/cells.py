@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ... import files
 from .. import passkey, perplexity, results
 from ..models import Subject
 from ..ruler import run as ruler
@@ -187,7 +188,7 @@ class Cells:
                         self._run(cell)
         for cell in cells:
             cell.path.with_name(f".{cell.path.name}.lock").unlink(missing_ok=True)
-        return {cell.variant.label: results.read_json(cell.path) for cell in cells}
+        return {cell.variant.label: files.read_json(cell.path) for cell in cells}
 
     def _run(self, cell: _Cell) -> None:
         self._on_cell(f"{cell.measurement}, {cell.variant.label}")
@@ -207,5 +208,5 @@ class Cells:
             variant=cell.variant.label,
             **more,
         )
-        results.write_json(cell.path, document)
+        files.write_json(cell.path, document)
         self.subject.unpatch()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import UsageError
+from ...files import read_json
 from ..perplexity import Curve, bucket_width, compare
-from ..results import read_json
 
 
 def read_baseline(path: str | Path) -> dict:

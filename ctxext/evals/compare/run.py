@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ... import methods, plots, terminal, text
+from ... import files, methods, plots, terminal, text
 from ...errors import UsageError
 from ...methods.settings import parse_settings
 from .. import results
@@ -65,9 +65,9 @@ def run(
     CtxextError before anything is measured if the model can't be patched, a method can't be applied or there is
     too little text.
     """
-    plots._matplotlib()
+    plots.matplotlib()
     rope, trained = subject.start(), subject.trained_length
-    schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants}
+    schedules = {v.label: methods.schedule(rope, v.method, v.factor, **v.params) for v in variants if v.method}
     lengths = sorted(set(lengths))
     suite.check(lengths)
     stride = max(1, trained // 16)
@@ -101,11 +101,11 @@ def run(
         "documents": docs.names,
         "environment": results.environment(subject.model),
     }
-    if int(os.environ.get("RANK", "0")) == 0:
+    if terminal.main_process():
         summary.write(table, out)
         model_type = getattr(subject.model.config, "model_type", "llama")
         html = report.page(table, ppl, passkey, ruler, schedules, about, model_type)
-        (out / "report.html").write_text(html, encoding="utf-8")
+        files.write_text(out / "report.html", html)
     return {"headline": summary.headline(table), **about, "rows": table}
 
 
@@ -123,24 +123,15 @@ def _planned(
             speed = budget.measure_speed(subject.model, subject.trained_length)
             share = int(os.environ.get("WORLD_SIZE", "1"))
             fitted = budget.fit(whole, limit * share, len(variants) + 1, subject.trained_length, stride, speed)
-            results.write_json(path, fitted.to_dict())
-    return budget.Plan.from_dict(results.read_json(path))
+            files.write_json(path, fitted.to_dict())
+    return budget.Plan.from_dict(files.read_json(path))
 
 
 def show(answer: dict[str, Any]) -> None:
     """The headline and the table, on stdout."""
-    table = answer["rows"]
     for sentence in answer["headline"]:
         terminal.say(sentence)
-    lengths = sorted({row["length"] for row in table})
-    columns = summary.table_columns(table)
-    head = ["", *(f"{name} {plots.tokens(n)}" for n in lengths for name in columns)]
-    lines = [
-        [label, *(cell[column] for cell in summary.cells(table, label) for column in columns)]
-        for label in dict.fromkeys(row["label"] for row in table)
-    ]
     terminal.print_table(
         f"{answer['model']}, trained on {answer['trained_length']:,} tokens; gain: nats per token over the {CROP}",
-        head,
-        lines,
+        *summary.grid(answer["rows"]),
     )

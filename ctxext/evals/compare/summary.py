@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import results
+from ... import files
+from ...plots import tokens
 from ..perplexity import Curve, compare
 from .cells import CROP
 
@@ -114,8 +115,8 @@ def write(table: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """rows.jsonl, rows.csv, and perplexity.csv in the form of YaRN's tables: a row per model, a column per
     length."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(results.dumps(row, indent=None) + "\n" for row in table)
-    (folder / "rows.jsonl").write_text(lines, encoding="utf-8")
+    lines = "".join(files.dumps(row, indent=None) + "\n" for row in table)
+    files.write_text(folder / "rows.jsonl", lines)
     with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -129,24 +130,23 @@ def write(table: Sequence[Mapping[str, Any]], folder: Path) -> None:
             out.writerow([label, *(f"{mine[length]:.4f}" for length in lengths)])
 
 
-def cells(table: Sequence[Mapping[str, Any]], label: str) -> list[dict[str, str]]:
-    """What a table shows of one label, a dict per length."""
-    shown = []
-    for row in (row for row in table if row["label"] == label):
-        loses = " loses" if row["loses"] else ""
-        ppl = row["ppl"]
-        shown.append(
-            {
-                "ppl": "-" if ppl is None else f"{ppl:.2f}" if ppl < 1000 else f"{ppl:.3g}",
-                "gain": "" if row["gain"] is None else f"{row['gain']:+.3f}{loses}",
-                "passkey": "" if row["passkey"] is None else f"{row['passkey']:.0%}",
-                "ruler": "" if row["ruler"] is None else f"{row['ruler']:.0%}",
-            }
-        )
-    return shown
+def grid(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The table that is shown, as (head, lines): a line per label, and per length a column of each kind that was
+    measured."""
+    columns = [name for name in ("ppl", "gain", "passkey", "ruler") if any(row[name] is not None for row in table)]
+    lengths = sorted({row["length"] for row in table})
+    lines: dict[str, list[str]] = {}
+    for row in table:
+        shown = _shown(row)
+        lines.setdefault(row["label"], [row["label"]]).extend(shown[name] for name in columns)
+    return ["", *(f"{name} {tokens(n)}" for n in lengths for name in columns)], list(lines.values())
 
 
-def table_columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which of the columns of `cells` have anything to show."""
-    keys = {"ppl": "ppl", "gain": "gain", "passkey": "passkey", "ruler": "ruler"}
-    return [name for name, key in keys.items() if any(row[key] is not None for row in table)]
+def _shown(row: Mapping[str, Any]) -> dict[str, str]:
+    ppl, loses = row["ppl"], " loses" if row["loses"] else ""
+    return {
+        "ppl": "-" if ppl is None else f"{ppl:.2f}" if ppl < 1000 else f"{ppl:.3g}",
+        "gain": "" if row["gain"] is None else f"{row['gain']:+.3f}{loses}",
+        "passkey": "" if row["passkey"] is None else f"{row['passkey']:.0%}",
+        "ruler": "" if row["ruler"] is None else f"{row['ruler']:.0%}",
+    }

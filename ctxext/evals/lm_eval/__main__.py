@@ -33,7 +33,7 @@ def with_tokenizer(arguments: list[str]) -> list[str]:
     """
     found = list(arguments)
     for place, value in _given(arguments, "--model_args", "-a"):
-        given = dict(part.partition("=")[::2] for part in value.split(","))
+        given = {name: text for name, _, text in (part.partition("=") for part in value.split(","))}
         model = given.get("pretrained", "")
         unknown = model == "tiny" or model.endswith(".gguf")
         if unknown and "tokenizer" not in given:

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from transformers import StoppingCriteria
 
 from ...errors import UsageError
+from ...files import append_jsonl
 from ...terminal import progress
 from ...text import bos_id, sha256
 from ..greedy import greedy
-from ..results import append_jsonl, resume_jsonl
+from ..results import resume_jsonl
 from ..stats import wilson
 from .samples import Sample, SampleBuilder, string_match_all
 from .tasks import known_tasks
@@ -47,7 +49,7 @@ class _AllSaid(StoppingCriteria):
     def __init__(self, tokenizer, start: int, answers: Sequence[Sequence[str]]):
         self._tokenizer, self._start, self._answers = tokenizer, start, answers
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         done = [
             string_match_all(_decode(self._tokenizer, row[self._start :].tolist()), answers) == 1
             for row, answers in zip(input_ids, self._answers, strict=True)

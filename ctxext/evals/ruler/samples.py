@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import CtxextError, UsageError
-from ..fitting import Fitter
-from ..prompt_builder import _hash, sentences_of
+from ...needles.exact_length import Fitter
+from ...needles.prompts import hashed, sentences_of
 from ..words import embedded_text
 from .tasks import TASKS, known_tasks
 
@@ -45,7 +45,7 @@ class SampleBuilder:
         known_tasks([task])
         generate, make = TASKS[task]
         draft = make(
-            random.Random(_hash("ruler", task, length, seed, index)), length, self._sentences, self._example
+            random.Random(hashed("ruler", task, length, seed, index)), length, self._sentences, self._example
         )
         room = length - generate
         least = self._fitter.count(draft.render(0, []))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from ...errors import UsageError, nearest
 from ...needles import FILLER
-from ..fitting import PADDING
+from ...needles.exact_length import PADDING
 from ..words import words
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +117,7 @@ class _Descent:
         self,
         decode: Callable[[Any], Sequence[float]],
         start: Sequence[float],
-        widths: Sequence[float],
+        widths: Iterable[float],
         limit: float,
     ) -> None:
         """Until so many tokens were spent, or steps are tiny.

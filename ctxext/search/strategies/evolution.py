@@ -37,10 +37,11 @@ def evolution(
 
     def fresh(make, count: int) -> Iterable[Candidate]:
         for _ in range(count):
-            for _ in range(max(1, tries)):
-                child = make()
+            child = make()
+            for _ in range(tries - 1):
                 if child not in known:
                     break
+                child = make()
             known.add(child)
             yield child
 

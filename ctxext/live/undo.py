@@ -1,0 +1,111 @@
+"""What undoing a patch needs: everything that it changes is changed through here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..rope import Schedule
+
+LEARNED = "ctxext_bias"
+"""Where a decoder holds what its encoding learns; weights files have it under this name."""
+_STATE = "_ctxext"
+_KEPT = "_ctxext_learned"
+
+
+class _MISSING:
+    """Stands for an attribute that wasn't there. A class, as copies and pickles of a model keep its identity."""
+
+
+@dataclass
+class Patched:
+    """A patched decoder, `owner`, and what it was before.
+
+    config: values that keys of its config had. windows: sliding windows of single modules. forwards, views: the
+    forward and the config that single modules had of their own.
+    """
+
+    owner: nn.Module
+    schedule: Schedule
+    rotary: nn.Module
+    config: dict[str, Any] = field(default_factory=dict)
+    windows: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    forwards: dict[nn.Module, Any] = field(default_factory=dict)
+    views: dict[nn.Module, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, owner: nn.Module) -> Patched | None:
+        """The patch that a decoder runs, or None."""
+        return getattr(owner, _STATE, None)
+
+    def begin(self, replacement: nn.Module) -> None:
+        """Put the new rotary module in place, and remember this patch in the decoder."""
+        self.owner.rotary_emb = replacement
+        setattr(self.owner, _STATE, self)
+
+    def set_config(self, key: str, value: Any) -> None:
+        """Change a key of the decoder's config."""
+        config = self.rotary.config
+        self.config.setdefault(key, getattr(config, key, _MISSING))
+        setattr(config, key, value)
+
+    def set_forward(self, module: nn.Module, forward: Any) -> None:
+        """Give one module of the instance another forward."""
+        self.forwards.setdefault(module, module.__dict__.get("forward", _MISSING))
+        module.forward = forward
+
+    def set_view(self, module: nn.Module, view: Any) -> None:
+        """Give one module of the instance another view of its config."""
+        self.views.setdefault(module, getattr(module, "config", _MISSING))
+        module.config = view
+
+    def drop_window(self, module: nn.Module) -> None:
+        """Take a module's sliding window away."""
+        self.windows.append((module, module.sliding_window))
+        module.sliding_window = None
+
+    def learn(self, made: nn.Module) -> None:
+        """Give the decoder `made`, or the module that it had under an equal encoding.
+
+        What was learned under a patch outlives it: the same patch, applied again, finds its weights (a temperature
+        is fitted by patching many times over).
+        """
+        # A list hides a module from the decoder's own ones while it isn't in use.
+        kept = self.owner.__dict__.get(_KEPT)
+        if kept is None or kept[0] != self.schedule.encoding:
+            kept = self.owner.__dict__[_KEPT] = (self.schedule.encoding, [made])
+        self.owner.add_module(LEARNED, kept[1][0].to(self.owner.get_input_embeddings().weight.device))
+
+    def config_before(self) -> dict[str, Any]:
+        """The decoder's config as a dict, with the values that it had before the patch."""
+        now = self.rotary.config.to_dict()
+        before = {**now, **{k: v for k, v in self.config.items() if v is not _MISSING}}
+        return {k: v for k, v in before.items() if self.config.get(k) is not _MISSING}
+
+    def undo(self) -> None:
+        """Give everything back as it was."""
+        config = self.rotary.config
+        self.owner.rotary_emb = self.rotary
+        for key, value in self.config.items():
+            if value is _MISSING:
+                delattr(config, key)
+            else:
+                setattr(config, key, value)
+        for module, window in self.windows:
+            module.sliding_window = window
+        for module, forward in self.forwards.items():
+            if forward is not _MISSING:
+                module.forward = forward
+            elif "forward" in module.__dict__:
+                del module.forward
+        for module, view in self.views.items():
+            if view is not _MISSING:
+                module.config = view
+        kept = self.owner.__dict__.get(_KEPT)
+        if kept is not None and hasattr(self.owner, LEARNED):
+            # Its weights, as they are now, are kept.
+            kept[1][0] = getattr(self.owner, LEARNED)
+            delattr(self.owner, LEARNED)
+        delattr(self.owner, _STATE)
