@@ -123,12 +123,12 @@ def test_a_hub_id_comes_from_the_local_cache(llama_folder, tmp_path, monkeypatch
 )
 def test_missing_models(model, message):
     with pytest.raises(CtxextError, match=message):
-        checkpoint.plan(model, "yarn", 4)
+        checkpoint.plan(model, checkpoint.Request("yarn", 4))
 
 
 def test_options_are_checked_before_anything_is_looked_up():
     with pytest.raises(UsageError, match="did you mean 'beta_fast'"):
-        checkpoint.plan("/no/such/folder", "yarn", 4, beta_fsat=1)
+        checkpoint.plan("/no/such/folder", checkpoint.Request("yarn", 4, {"beta_fsat": 1}))
 
 
 def test_sharded_weights(tmp_path, tokens):

@@ -130,7 +130,7 @@ def patch(
     json: Json = False,
 ) -> None:
     """Write a patched copy of a model that plain transformers loads. Weights are linked, never read."""
-    from ..folders.patch import Patched, default_out, patch_checkpoint
+    from ..folders import patch as folders
 
     params = method_settings(method, settings)
     if in_gguf:
@@ -142,24 +142,14 @@ def patch(
         patch_gguf_file(model, out, method, factor, json=json, dry_run=dry_run, **given, **params)
         return
 
-    options: dict[str, Any] = {
-        "trained_length": trained_length,
-        "existing": existing,
-        "dtype": dtype,
-        "fallback": fallback,
-        "target": target,
-        "trust_remote_code": trust_remote_code,
-        **params,
-    }
+    asked = folders.Request(method, factor, params, trained_length, existing, fallback, target, trust_remote_code)
+    goal = out or folders.default_out(model, method, factor)
     if dry_run:
-        from ..folders.patch import check_out, preview
-
-        goal = out or default_out(model, method, factor)
-        schedule, config = preview(model, method, factor, **options)
-        check_out(model, goal, force)
-        done = Patched(goal, schedule, config, 0, 0)
+        schedule, config = folders.preview(model, asked, dtype=dtype)
+        folders.check_out(model, goal, force)
+        done = folders.Patched(goal, schedule, config, 0, 0)
     else:
-        done = patch_checkpoint(model, out, method=method, factor=factor, force=force, link=link, **options)
+        done = folders.write(model, goal, asked, dtype=dtype, force=force, link=link)
     if json:
         terminal.print_json(output.patched_dict(done, dry_run=dry_run))
     else:

@@ -32,10 +32,6 @@ def _drawable(path: Path | None) -> Path | None:
 
 
 Plot = Annotated[Path | None, typer.Option(help="Draw the result to this PNG or SVG.", callback=_drawable)]
-Crop = Annotated[bool, typer.Option("--crop/--no-crop", help="Measure the crop control too.")]
-Resume = Annotated[
-    Path | None, typer.Option(help="JSONL file that keeps finished cells; a stopped run goes on from it.")
-]
 Seed = Annotated[int, typer.Option(help="Draws keys, and resamples documents for intervals.")]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..config import read, rope_parameters
 from ..errors import UsageError
+from ..folders import source
 from ..methods.settings import parse_settings
+from ..runtimes.facts import target_names
 
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, a .gguf file, or `tiny`, the embedded model.")
@@ -17,21 +20,21 @@ TrainedLength = Annotated[
     int | None, typer.Option(help="Tokens the model was trained on, when its config says otherwise.", min=2)
 ]
 Existing = Annotated[
-    str, typer.Option(help="If the checkpoint is already scaled: refuse, replace (start over) or compose.")
+    read.Existing,
+    typer.Option(help="If the checkpoint is already scaled; replace starts over."),
 ]
 Fallback = Annotated[
-    str,
+    rope_parameters.Fallback,
     typer.Option(
         help="If plain transformers can't run the schedule: refuse to load, or static, an approximation."
     ),
 ]
-Target = Annotated[
-    str,
-    typer.Option(
-        help="The runtime that comes first if one form can't suit all: all, vllm, sglang, llama.cpp, mlx, exllama."
-    ),
-]
-Dtype = Annotated[str, typer.Option(help="Type that a .gguf's weights are dequantised to.")]
+if TYPE_CHECKING:
+    TargetName = str
+else:
+    TargetName = Literal[tuple(target_names())]
+Target = Annotated[TargetName, typer.Option(help="The runtime that comes first if one form can't suit all.")]
+Dtype = Annotated[source.SourceDtype, typer.Option(help="Type that a .gguf's weights are dequantised to.")]
 TrustRemoteCode = Annotated[bool, typer.Option(help="Patch a model that brings its own code.")]
 Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length to reach.")]
 Set = Annotated[

@@ -77,7 +77,7 @@ def portability(
     json: Json = False,
 ) -> None:
     """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
-    from ..folders.patch import patched_config, preview
+    from ..folders.patch import Request, patched_config, preview
     from ..folders.source import is_gguf, peek
     from ..runtimes.portability import gguf_portability, serve_without_patching, stand_in
     from ..runtimes.portability import portability as verdicts
@@ -99,8 +99,16 @@ def portability(
             f"{rope.trained_length:,} tokens; give MODEL for its own figures"
         )
     else:
-        given = {"trained_length": trained_length, "existing": existing, "target": target, "fallback": fallback}
-        schedule, config = preview(model, method, factor, **given, **options)
+        asked = Request(
+            method,
+            factor,
+            options,
+            trained_length=trained_length,
+            existing=existing,
+            target=target,
+            fallback=fallback,
+        )
+        schedule, config = preview(model, asked)
         name = str(default_out(model, method, factor))
         found = verdicts(config, name)
         unpatched = {} if is_gguf(model) else serve_without_patching(schedule, config, model)

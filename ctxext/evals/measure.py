@@ -1,4 +1,7 @@
-"""`evaluate`: measure one model and its crop control; what `ctxext eval` answers, as plain data."""
+"""`evaluate`: measure one model and its crop control; what `ctxext eval` answers, as plain data.
+
+The options of each kind are declared once, in the signatures below: `ctxext eval` is made from them.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from .. import files, text
 from ..errors import UsageError, nearest
 from ..terminal import say
 from . import Aggregation, Dtype, Kind, PresetName, models, results
-from .compare import pairs
 from .models import Subject
 
-Load = Callable[[], Subject]
-"""Gives the model. It is called once what was asked for has been checked, as loading takes long."""
+Load = Callable[..., Subject]
+"""Gives the model, or the one that is named, loaded alike. It is called once what was asked for has been checked,
+as loading takes long."""
 Paths = Sequence[str | Path]
+Crop = Annotated[bool, typer.Option("--crop/--no-crop", help="Measure the crop control too.")]
+Resume = Annotated[
+    Path | None, typer.Option(help="JSONL file that keeps finished cells; a stopped run goes on from it.")
+]
 
 
 def evaluate(
@@ -53,30 +62,35 @@ def evaluate(
         raise UsageError(f"there is no evaluation {kind!r}", hint=nearest(kind, MEASURES))
     measure = MEASURES[kind]
     known = inspect.signature(measure).parameters
-    given: dict[str, Any] = {"seed": seed, "lengths": lengths, **options}
+    given: dict[str, Any] = {"seed": seed, "lengths": lengths, "data": data, **options}
     for name, value in list(given.items()):
         if name not in known:
             if value is not None:
                 raise UsageError(f"{kind} has no option {name!r}", hint=nearest(name, known))
             del given[name]
-    if "data" in known:
+    if "data" in given:
         given["data"] = partial(models.texts_for, model, [data] if isinstance(data, (str, Path)) else data)
-    if given.get("judge") is not None:
-        given["judge"] = partial(models.load, given["judge"], dtype=dtype, attention=attention)
     if method is None and method_options:
         raise UsageError(f"{next(iter(method_options))} is an option of a method", hint="say which with method")
-    if isinstance(model, (str, os.PathLike)):
-        loading = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
-        patching = {"method": method, "factor": factor, "params": dict(method_options or {})}
-        load: Load = partial(models.load, model, **patching, **loading)
-    elif method is not None:
+    named = isinstance(model, (str, os.PathLike))
+    if method is not None and not named:
         raise UsageError("a live model is measured as it is", hint="patch it first: ctxext.patch(model, method)")
-    else:
-        load = partial(models.of_live, model, tokenizer)
+
+    def load(other: str | None = None) -> Subject:
+        if other is not None:
+            return models.load(other, dtype=dtype, attention=attention)
+        if not named:
+            return models.of_live(model, tokenizer)
+        patching = {"method": method, "factor": factor, "params": dict(method_options or {})}
+        loading = {"dtype": dtype, "attention": attention, "trained_length": trained_length, "existing": existing}
+        return models.load(model, **patching, **loading)
+
     document = measure(load, **given)
     if out is not None:  # before it is paired, so that what was measured isn't lost if it can't be
         files.write_json(out, document)
     if given.get("against"):
+        from .compare import pairs
+
         document["against"] = pairs.paired(document, pairs.read_baseline(given["against"]), seed=seed)
         if out is not None:
             files.write_json(out, document)
@@ -107,25 +121,40 @@ def ppl(
     data: Callable[[], Paths],
     lengths: Sequence[int] | None = None,
     *,
-    documents: int = 1,
-    bucket: int | None = None,
-    crop: bool | None = None,
-    crop_stride: int | None = None,
-    stride: int | None = None,
-    aggregation: Aggregation | None = None,
-    prefill: int | None = None,
-    against: str | Path | None = None,
+    documents: Annotated[int, typer.Option(help="How many documents of the longest length.", min=1)] = 1,
+    bucket: Annotated[
+        int | None, typer.Option(help="Tokens per position bucket; default an eighth.", min=1)
+    ] = None,
+    crop: Annotated[
+        bool | None, typer.Option("--crop/--no-crop", help="Measure the crop control too: the default.")
+    ] = None,
+    crop_stride: Annotated[
+        int | None, typer.Option(help="Tokens scored per control window; default L/16.", min=1)
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Instead: YaRN's sliding window, this many tokens apart, at each length.", min=1),
+    ] = None,
+    aggregation: Annotated[
+        Aggregation | None,
+        typer.Option(help="With --stride: all tokens weigh alike, or all windows (as YaRN, the default)."),
+    ] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="Read texts so many tokens at a time, if activations don't fit.", min=1)
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="An earlier --out: also print the paired difference to it.")
+    ] = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Perplexity by length and by position; see `perplexity.prefix_curve` and `crop_control`.
+    """Perplexity by length and by position, from one prefill per document.
 
-    documents: how many of the longest length. crop: the control too (the default past the trained length).
-    stride: instead YaRN's sliding window at each length. against: an earlier document of this kind, which the new
-    one must be comparable with: "against" is then their paired difference.
+    See `perplexity.prefix_curve`, `crop_control` and `sliding_window`.
     """
     only = {"bucket": bucket, "prefill": prefill, "crop": crop, "crop-stride": crop_stride, "against": against}
     _check_ppl(stride, aggregation, only)
     from . import perplexity
+    from .compare import pairs
 
     baseline = pairs.read_baseline(against) if against else None
     paths, subject = data(), load()
@@ -174,20 +203,26 @@ def passkey(
     load: Load,
     lengths: Sequence[int] | None = None,
     *,
-    depths: int = 5,
-    trials: int = 20,
-    batch_size: int = 1,
-    crop: bool = True,
-    generate: bool = False,
-    preset: PresetName | None = None,
-    haystack: str | Path | None = None,
-    distractors: int = 0,
-    reuse: bool | None = None,
-    resume: str | Path | None = None,
+    depths: Annotated[int, typer.Option(help="Depths from 0 (start) to 1 (end).", min=1)] = 5,
+    trials: Annotated[int, typer.Option(help="Keys per length and depth.", min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(help="Prompts per forward.", min=1)] = 1,
+    crop: Crop = True,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Score by greedy generation (slower, equal).")
+    ] = False,
+    preset: Annotated[PresetName | None, typer.Option(help="A published form of the prompts.")] = None,
+    haystack: Annotated[Path | None, typer.Option(help="Text file or folder to use as filler.")] = None,
+    distractors: Annotated[int, typer.Option(help="Other keys in each prompt.", min=0)] = 0,
+    reuse: Annotated[
+        bool | None, typer.Option("--reuse/--no-reuse", help="Share prefills; by default where it is exact.")
+    ] = None,
+    resume: Resume = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Retrieval of a five-digit key by length and depth; see `passkey.passkey`. haystack: a file whose text is the
-    filler."""
+    """Retrieval of a five-digit key by length and depth, at exact lengths.
+
+    See `passkey.passkey`.
+    """
     from . import passkey as grid
 
     subject = load()
@@ -220,30 +255,33 @@ def ruler(
     load: Load,
     lengths: Sequence[int] | None = None,
     *,
-    tasks: str | Sequence[str] | None = None,
-    samples: int = 20,
-    batch_size: int = 1,
-    haystack: str | Path | None = None,
-    example: bool = True,
-    threshold: float | None = None,
-    crop: bool = True,
-    resume: str | Path | None = None,
+    tasks: Annotated[str | None, typer.Option(help="Comma-separated; default the seven that need least.")] = None,
+    samples: Annotated[int, typer.Option(help="Samples per task and length.", min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(help="Prompts per generation.", min=1)] = 1,
+    haystack: Annotated[Path | None, typer.Option(help="Text file or folder for the essay tasks.")] = None,
+    example: Annotated[
+        bool, typer.Option("--example/--no-example", help="One-shot examples of vt and cwe.")
+    ] = True,
+    threshold: Annotated[float, typer.Option(help="Percent that a length must exceed to be effective.")] = 85.6,
+    crop: Crop = True,
+    resume: Resume = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """RULER-type tasks (names, or one string with commas) and the effective length; see `ruler.run.ruler`.
+    """RULER-type tasks at exact lengths, made on the spot, and the effective length.
 
-    Without `lengths` what of the default lengths and tasks doesn't fit is left out, and said so.
+    See `ruler.run.ruler`. Without `lengths` what doesn't fit of the default lengths and tasks is left out, and
+    said so.
     """
     from .ruler import run
 
-    tasks = tasks.split(",") if isinstance(tasks, str) else tasks
+    wished = tasks.split(",") if tasks else None
     subject = load()
     asked = _lengths(subject, lengths)
     form: dict[str, Any] = {"seed": seed, "haystack": _text_of(haystack), "example": example}
-    chosen = list(tasks or run.DEFAULT_TASKS)
+    chosen = wished or list(run.DEFAULT_TASKS)
     if lengths is None:
         wanted = [*asked, *chosen]
-        asked, chosen = run.grid_that_fits(subject.tokenizer, asked, tasks, **form)
+        asked, chosen = run.grid_that_fits(subject.tokenizer, asked, wished, **form)
         out = [str(part) for part in wanted if part not in (*asked, *chosen)]
         if out:
             say(f"left out, as prompts don't fit: {', '.join(out)}; see --lengths and --tasks")
@@ -255,7 +293,7 @@ def ruler(
         tasks=chosen,
         samples=samples,
         batch_size=batch_size,
-        threshold=run.THRESHOLD if threshold is None else threshold,
+        threshold=threshold,
         resume=resume,
         identity=json.dumps(subject.identity(), sort_keys=True),
         **form,
@@ -284,23 +322,27 @@ def longppl(
     load: Load,
     data: Callable[[], Paths],
     *,
-    length: int | None = None,
-    documents: int | None = None,
-    judge: Load | None = None,
-    short: int | None = None,
-    bucket: int | None = None,
+    length: Annotated[int | None, typer.Option(help="Read the first tokens of each text; default all.")] = None,
+    documents: Annotated[int | None, typer.Option(help="How many texts; default all.", min=1)] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="Model that says which tokens are key; default the model itself.")
+    ] = None,
+    short: Annotated[
+        int | None,
+        typer.Option(help="Least tokens of the short context; default 4096 or half the trained length.", min=2),
+    ] = None,
+    bucket: Annotated[int | None, typer.Option(help="Tokens per position bucket of the context gain.")] = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Perplexity of the tokens that need the long context, and what the context gains; see `longppl.longppl`.
+    """Perplexity of the tokens that need the long context, and what the context gains by position.
 
-    length: tokens to read of each text, all by default. judge: the model that says which tokens are key, by
-    default the model itself. short: tokens of the short context, by default 4,096 or half the trained length.
+    See `longppl.longppl`.
     """
     from . import longppl as keyed
 
     texts = text.load_texts(data())[:documents]
     subject = load()
-    other = None if judge is None else judge()
+    other = None if judge is None else load(judge)
     options: dict[str, Any] = {}
     if other is not None:
         options = {"judge": other.model, "judge_tokenizer": other.tokenizer}

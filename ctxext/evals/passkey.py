@@ -16,7 +16,6 @@ proves that it can't. Trials of one cell differ in the key alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,6 @@ from statistics import fmean, median
 from typing import Any
 
 from ..errors import UsageError
-from ..files import append_jsonl
 from ..live.head import CHUNK, token_scores
 from ..needles.prompts import Prompt, PromptBuilder, make_distractors, make_key, sentences_of
 from ..terminal import progress
@@ -32,7 +30,7 @@ from ..text import bos_id, sha256
 from .greedy import greedy
 from .passkey_presets import PresetBuilder
 from .prefix import PrefixScorer, why_not
-from .results import resume_jsonl
+from .results import Finished
 from .stats import wilson
 
 __all__ = ["DEPTHS", "PasskeyResult", "Prompt", "PromptBuilder", "make_key", "passkey"]
@@ -79,22 +77,6 @@ class _Prompts:
         if self._preset is not None:
             return self._preset.build(length, depth, self._preset.key(*cell))
         return self._own.build(length, depth, make_key(*cell), *make_distractors(self._distractors, *cell))
-
-
-class _Done:
-    """Outcomes of finished cells in a JSONL file, so that a run that was stopped goes on where it was."""
-
-    def __init__(self, path: str | Path | None, settings: dict):
-        self._path, self._of = path, json.dumps(settings, sort_keys=True, default=str)
-        rows = resume_jsonl(path)
-        self.found = {(r["length"], r["depth"]): r["outcomes"] for r in rows if r["settings"] == self._of}
-
-    def add(self, length: int, depth: float, outcomes: list[dict]) -> None:
-        self.found[length, depth] = outcomes
-        if self._path is not None:
-            append_jsonl(
-                self._path, {"settings": self._of, "length": length, "depth": depth, "outcomes": outcomes}
-            )
 
 
 def passkey(
@@ -166,25 +148,26 @@ def passkey(
     scorer = None
     if reuse or (reuse is None and possible and why_not(model) is None):
         scorer = PrefixScorer(model, chunk=chunk)
-    done = _Done(resume, settings | {"identity": identity})
+    finished = Finished(resume, settings | {"identity": identity})
+    done = {(cell["length"], cell["depth"]): cell["outcomes"] for cell in finished.cells}
     # Deepest first: what stands before a needle also stands before every deeper one.
     cells = [(length, depth) for length in lengths for depth in reversed(depths)]
     for length, depth in progress(cells, description, total=len(cells)):
-        if (length, depth) not in done.found:
+        if (length, depth) not in done:
             prompts = [build(length, depth, trial) for trial in range(trials)]
-            done.add(
-                length, depth, _score_cell(model, prompts, crop, front, batch_size, generate, chunk, scorer=scorer)
-            )
+            outcomes = _score_cell(model, prompts, crop, front, batch_size, generate, chunk, scorer=scorer)
+            done[length, depth] = outcomes
+            finished.add(length=length, depth=depth, outcomes=outcomes)
     measured = None if preset is None else "tokens"
     rows = [
         {"length": length, "depth": depth}
-        | _summary(done.found[length, depth], measured)
-        | {"depth_tokens": fmean(outcome["depth_tokens"] for outcome in done.found[length, depth])}
+        | _summary(done[length, depth], measured)
+        | {"depth_tokens": fmean(outcome["depth_tokens"] for outcome in done[length, depth])}
         for length in lengths
         for depth in depths
     ]
     pooled = [
-        {"length": length} | _summary([o for depth in depths for o in done.found[length, depth]], measured)
+        {"length": length} | _summary([o for depth in depths for o in done[length, depth]], measured)
         for length in lengths
     ]
     return PasskeyResult(rows, pooled, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -10,7 +11,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import UsageError
-from ..files import read_jsonl
+from ..files import append_jsonl, read_jsonl
 
 
 def commit() -> str | None:
@@ -68,6 +69,22 @@ def result_document(
     if data_sha256 is not None:
         full["data_sha256"] = data_sha256
     return {"model": model_name, "schedule": schedule, "settings": full, "results": results, **more}
+
+
+class Finished:
+    """The finished cells of one measurement in a JSONL file, so that a run that was stopped goes on where it was.
+
+    `cells`: those that the file has of these settings. Without a path nothing is kept.
+    """
+
+    def __init__(self, path: str | Path | None, settings: dict[str, Any]):
+        self._path, self._of = path, json.dumps(settings, sort_keys=True, default=str)
+        self.cells = [cell for cell in resume_jsonl(path) if cell["settings"] == self._of]
+
+    def add(self, **cell: Any) -> None:
+        """Keep one more."""
+        if self._path is not None:
+            append_jsonl(self._path, {"settings": self._of, **cell})
 
 
 def resume_jsonl(path: str | Path | None) -> list[Any]:

@@ -27,7 +27,7 @@ def model_card(
 
     verdicts: who will run it. weights: where they come from.
     """
-    method = methods.get(schedule.method)
+    method, last = methods.get(schedule.method), schedule.stages[len(schedule.stages) - 1]
     options = {k: v for k, v in schedule.params.items() if v is not None}
     keys = {k: config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
     rope = schedule.rope
@@ -51,7 +51,7 @@ tags: [ctxext, long-context, {schedule.method}]
 | factor | {schedule.factor:g} |
 | options | `{json.dumps(options)}` |
 | original rope | theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on {rope.trained_length:,} tokens |
-| attention scale on cos and sin | {schedule.stages[-1].attention_scale:.6g}{at_end} |
+| attention scale on cos and sin | {last.attention_scale:.6g}{at_end} |
 
 {_loading(schedule, native, fallback)}
 

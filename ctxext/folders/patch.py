@@ -1,11 +1,11 @@
-"""Model folders: patch one without loading its weights, and load what ctxext wrote."""
+"""Write a patched copy of a model folder, without loading its weights."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,46 @@ from ..config.keys import sliding_window, window_message
 from ..config.read import Existing, read_rope
 from ..config.rope_parameters import Fallback
 from ..config.write import write_config
-from ..errors import CtxextError, UsageError, warn
+from ..errors import CtxextError, warn
 from ..files import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, read_config, replacing
 from ..rope import Schedule
 from ..runtimes.facts import target as runtime_target
 from ..runtimes.portability import portability
 from .card import model_card
-from .source import DTYPES, display_name, is_gguf, peek, resolve
+from .source import SourceDtype, check_dtype, display_name, is_gguf, peek, resolve
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make of a checkpoint.
+
+    method, factor, method_options: which schedule. trained_length, existing: as in `ctxext.patch`. fallback: what
+    plain transformers shall do with a schedule that it can't run (several stages, start tokens): "refuse" to load,
+    or run its "static" approximation. target: the runtime that comes first, see `runtimes.facts.target`.
+    trust_remote_code: patch a model that brings its own code.
+    """
+
+    method: str
+    factor: float
+    method_options: Mapping[str, Any] = field(default_factory=dict)
+    trained_length: int | None = None
+    existing: Existing = "refuse"
+    fallback: Fallback = "refuse"
+    target: str = "all"
+    trust_remote_code: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for what is wrong whatever the checkpoint."""
+        methods.get(self.method).check(self.method_options)
+        methods.check_factor(self.factor)
+        runtime_target(self.target)
+
+    def for_config(self, config: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
+        """The schedule and the new config.json for one that was read already."""
+        require_support(config, trust_remote_code=self.trust_remote_code)
+        rope = read_rope(config, trained_length=self.trained_length, existing=self.existing)
+        schedule = methods.schedule(rope, self.method, self.factor, **self.method_options)
+        return schedule, patched_config(config, schedule, fallback=self.fallback, target=self.target)
 
 
 @dataclass(frozen=True)
@@ -41,62 +74,25 @@ def default_out(model: str | os.PathLike, method: str, factor: float) -> Path:
 
 
 def plan(
-    src: str | os.PathLike,
-    method: str,
-    factor: float,
-    *,
-    trained_length: int | None = None,
-    existing: Existing = "refuse",
-    trust_remote_code: bool = False,
-    dtype: str = "bfloat16",
-    fallback: Fallback = "refuse",
-    target: str = "all",
-    **params: Any,
+    src: str | os.PathLike, request: Request, *, dtype: SourceDtype = "bfloat16"
 ) -> tuple[Path, Schedule, dict[str, Any]]:
     """What patching would do: the source folder, the schedule and the new config.json, nothing written.
 
-    trained_length, existing: as in `ctxext.patch`. dtype: of a .gguf's weights. fallback: what plain
-    transformers shall do with a schedule that it can't run (several stages, start tokens): "refuse" to load,
-    or run its "static" approximation. target: the runtime that comes first, see `runtimes.facts.target`.
-    params: the method's options.
+    dtype: of a .gguf's weights.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    methods.get(method).check(params)
-    methods.check_factor(factor)
+    request.check()
     folder = resolve(src, dtype=dtype)
     if (folder / "adapter_config.json").is_file():
         raise CtxextError(
             f"{folder} is an adapter, not a whole model", hint="patch its base model, or merge the adapter first"
         )
-    options = {"trained_length": trained_length, "existing": existing, "trust_remote_code": trust_remote_code}
-    options |= {"fallback": fallback, "target": target}
-    return folder, *plan_config(read_config(folder), method, factor, **options, **params)
-
-
-def plan_config(
-    config: Mapping[str, Any],
-    method: str,
-    factor: float,
-    *,
-    trained_length: int | None = None,
-    existing: Existing = "refuse",
-    trust_remote_code: bool = False,
-    fallback: Fallback = "refuse",
-    target: str = "all",
-    **params: Any,
-) -> tuple[Schedule, dict[str, Any]]:
-    """`plan` for a config.json that was read already: the schedule and the new config.json."""
-    require_support(config, trust_remote_code=trust_remote_code)
-    rope = read_rope(config, trained_length=trained_length, existing=existing)
-    schedule = methods.schedule(rope, method, factor, **params)
-    return schedule, patched_config(config, schedule, fallback=fallback, target=target)
+    return folder, *request.for_config(read_config(folder))
 
 
 def patched_config(
     config: Mapping[str, Any], schedule: Schedule, *, fallback: Fallback = "refuse", target: str = "all"
 ) -> dict[str, Any]:
-    """config.json for `schedule`, without a window that would hide what it reaches. Options: see `plan`."""
+    """config.json for `schedule`, without a window that would hide what it reaches. Options: see `Request`."""
     new = write_config(config, schedule, fallback=fallback, target=runtime_target(target))
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
@@ -111,25 +107,56 @@ def patch_checkpoint(
     *,
     method: str,
     factor: float,
+    method_options: Mapping[str, Any] | None = None,
+    trained_length: int | None = None,
+    existing: Existing = "refuse",
+    dtype: SourceDtype = "bfloat16",
+    fallback: Fallback = "refuse",
+    target: str = "all",
+    trust_remote_code: bool = False,
     force: bool = False,
     link: bool = True,
     **options: Any,
 ) -> Patched:
     """Write a patched copy of a checkpoint without reading its weights.
 
-    src: a folder, `tiny`, a .gguf file (dequantised first) or a hub id. out: the new folder, by default
+    src: a folder, `tiny`, a .gguf file (dequantised to `dtype` first) or a hub id. out: the new folder, by default
     ./<model>-<method>-<factor>x. Weights are hard-linked where the file system allows it (a link shares
     its bytes with the source: change one and both change), or copied with link=False. Tokenizer,
     generation config, remote code and all other files come along; the length in tokenizer_config.json
-    is raised with the config's. options: those of `plan`.
+    is raised with the config's. The other arguments are described in `Request`; the method's options may be given
+    as `method_options` or by name.
 
     Written to a temporary sibling and renamed, so a kill leaves either nothing or all of it.
     Raises CtxextError for a model that can't be patched, damaged weights, an existing target without
     `force`, a full disk or a target that can't be written.
     """
-    folder, schedule, config = plan(src, method, factor, **options)
-    target = Path(out) if out is not None else default_out(src, method, factor)
-    return write_patched(folder, target, schedule, config, name=display_name(src), force=force, link=link)
+    asked = Request(
+        method=method,
+        factor=factor,
+        method_options=methods.options(method_options, options),
+        trained_length=trained_length,
+        existing=existing,
+        fallback=fallback,
+        target=target,
+        trust_remote_code=trust_remote_code,
+    )
+    goal = Path(out) if out is not None else default_out(src, method, factor)
+    return write(src, goal, asked, dtype=dtype, force=force, link=link)
+
+
+def write(
+    src: str | os.PathLike,
+    out: Path,
+    request: Request,
+    *,
+    dtype: SourceDtype = "bfloat16",
+    force: bool = False,
+    link: bool = True,
+) -> Patched:
+    """`patch_checkpoint` for a request."""
+    folder, schedule, config = plan(src, request, dtype=dtype)
+    return write_patched(folder, out, schedule, config, name=display_name(src), force=force, link=link)
 
 
 def check_target(folder: Path, target: Path, force: bool) -> None:
@@ -189,15 +216,14 @@ def longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:
 
 
 def preview(
-    model: str | os.PathLike, method: str, factor: float, *, dtype: str = "bfloat16", **options: Any
+    model: str | os.PathLike, request: Request, *, dtype: SourceDtype = "bfloat16"
 ) -> tuple[Schedule, dict[str, Any]]:
-    """The schedule and config.json that `checkpoint.patch_checkpoint` would write. options, errors: of `plan`."""
+    """The schedule and config.json that `patch_checkpoint` would write; a .gguf is looked at by its header."""
     if not is_gguf(model):
-        return plan(model, method, factor, dtype=dtype, **options)[1:]
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    methods.check_factor(factor)
-    return plan_config(peek(model), method, factor, **options)
+        return plan(model, request, dtype=dtype)[1:]
+    check_dtype(dtype)
+    request.check()
+    return request.for_config(peek(model))
 
 
 def check_out(model: str | os.PathLike, out: Path, force: bool) -> None:

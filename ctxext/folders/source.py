@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ..errors import CtxextError, UsageError, warn
 from ..files import has_weights, read_config
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
-DTYPES = ("bfloat16", "float16", "float32")
+SourceDtype = Literal["bfloat16", "float16", "float32"]
+"""What a .gguf's weights are dequantised to."""
 # What from_pretrained takes about a hub id, and a folder has no use for.
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
@@ -43,6 +44,12 @@ def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16", **hub: Any) ->
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text):
         return _from_hub(text, **hub)
     raise CtxextError(f"there is no folder {path}")
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise UsageError unless a .gguf can be dequantised to this."""
+    if dtype not in get_args(SourceDtype):
+        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(get_args(SourceDtype))}")
 
 
 def display_name(model: str | os.PathLike) -> str:
@@ -97,8 +104,7 @@ def cache_dir() -> Path:
 
 def _dequantised(gguf: Path, dtype: str) -> Path:
     """A folder in ctxext's cache with the GGUF's weights in `dtype`; made on the first call."""
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     stat = gguf.stat()
     key = hashlib.sha256(f"{gguf}:{stat.st_size}:{stat.st_mtime_ns}:{dtype}".encode()).hexdigest()[:12]
     out = cache_dir() / "gguf" / f"{gguf.stem}-{dtype}-{key}"
@@ -139,8 +145,8 @@ def _convert(gguf: Path, out: Path, dtype: str) -> None:
         )
     # The weights are plain now; left in place, the entry would make from_pretrained look for a quantizer.
     if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.hf_quantizer = None
+        delattr(model.config, "quantization_config")
+    setattr(model, "hf_quantizer", None)  # noqa: B010
     model.save_pretrained(out)
     if tokenizer is not None:
         tokenizer.save_pretrained(out)

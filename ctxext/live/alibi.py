@@ -36,13 +36,13 @@ class LiveAlibi(MaskedBias):
         exact = call.query.dtype in (torch.float32, torch.float64) or call.backend != "sdpa"
         if call.backend == "eager":
             return super().attend(call)
-        wide = with_coordinates(call)
+        query, key, value = with_coordinates(call)
         try:
             if exact:
-                out, weights = call.run(*wide, call.mask)
+                out, weights = call.run(query, key, value, call.mask)
             else:
                 with sdpa_kernel(_FUSED):
-                    out, weights = call.run(*wide, call.mask)
+                    out, weights = call.run(query, key, value, call.mask)
             return out[..., : call.value.shape[-1]], weights
         except RuntimeError as error:
             if exact or "kernel" not in str(error):
@@ -54,7 +54,7 @@ class LiveAlibi(MaskedBias):
         return -slopes[:, None, None] * distance.clamp(min=0)[:, None]
 
 
-def with_coordinates(call: AttentionCall) -> list[torch.Tensor]:
+def with_coordinates(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value with the coordinates whose product is m j; those of values are zero, cut off later."""
     query = call.query
     queries, keys = call.queries.to(query.device), call.keys.to(query.device)
@@ -73,9 +73,9 @@ def with_coordinates(call: AttentionCall) -> list[torch.Tensor]:
     width = -len(sides) % 8 if query.is_cuda else 0
     on_query = torch.stack([side.to(query.dtype) for side, _ in sides], -1)[None, :, None, :]
     on_key = torch.stack([side.to(query.dtype) for _, side in sides], -1)[:, None]
-    wide = []
-    for tensor, more in ((query, on_query), (call.key, on_key), (call.value, None)):
-        if more is not None:
-            tensor = torch.cat((tensor, more.expand(*tensor.shape[:3], -1)), -1)
-        wide.append(nn.functional.pad(tensor, (0, width if more is not None else width + len(sides))))
-    return wide
+
+    def widened(tensor: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(torch.cat((tensor, more.expand(*tensor.shape[:3], -1)), -1), (0, width))
+
+    value = nn.functional.pad(call.value, (0, width + len(sides)))
+    return widened(query, on_query), widened(call.key, on_key), value

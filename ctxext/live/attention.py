@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AttentionInterface
 
 from ..config.block import digest
 from ..errors import CtxextError
+from . import Foreign
 from .cache import check_contiguous, layer_of, remember, rows_of
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
@@ -53,7 +53,7 @@ class Positions:
 class Layer:
     """What one attention module runs."""
 
-    module: nn.Module
+    module: Foreign
     inner: Callable
     cache_name: str
     encoding: LiveEncoding
@@ -72,7 +72,7 @@ class _Config:
         return getattr(self._config, name)
 
 
-def wrap(module: nn.Module, encoding: LiveEncoding, patched: Patched) -> None:
+def wrap(module: Foreign, encoding: LiveEncoding, patched: Patched) -> None:
     """Give one attention module its forward and its view of the config.
 
     Raises CtxextError for a family whose attention doesn't go through transformers' attention functions.
@@ -127,14 +127,14 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     return answer
 
 
-def _fixed_size(cache: Any, module: nn.Module) -> bool:
+def _fixed_size(cache: Any, module: Foreign) -> bool:
     """Whether an empty layer of the cache answers with more slots than it was given keys."""
     layers = getattr(cache, "layers", ())
     return module.layer_idx < len(layers) and hasattr(layers[module.layer_idx], "max_cache_len")
 
 
 def attend(
-    module: nn.Module,
+    module: Foreign,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 from ..errors import CtxextError
+from . import Foreign
 from .stages import Plan, StagedRotary, turn_keys
 
 _HELD = "_ctxext_held"
@@ -143,7 +143,7 @@ class Block:
         """Take a segment's keys and values; give all so far, keys turned to the segment's stage."""
         segment = self.plan.segments[self._index]
         known = self.past + segment.start
-        if not known:
+        if self.own is None or self.values is None:
             self.own, self.values, self.turned = keys, values, keys
             return keys, values
         where = (self._key, self._index)
@@ -162,7 +162,7 @@ class Block:
 
     def made(self) -> torch.Tensor | None:
         """What a cache layer has to keep of the keys as they were made, once the call is through."""
-        if not _keeps_made(self.own):
+        if self.own is None or not _keeps_made(self.own):
             return None
         return self.own[:, :, : self.past + self.plan.segments[-1].start]
 
@@ -196,7 +196,7 @@ def _foreign() -> CtxextError:
     )
 
 
-def layer_of(cache: Any, module: nn.Module, schedule: str) -> Any:
+def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
     """This module's layer of the cache if it holds anything, ready to be given more; None if it holds nothing.
 
     schedule: digest of what the model runs. Raises CtxextError for a cache that can't be used, and for one that
@@ -229,7 +229,7 @@ def layer_of(cache: Any, module: nn.Module, schedule: str) -> Any:
 
 def remember(
     cache: Any,
-    module: nn.Module,
+    module: Foreign,
     schedule: str,
     stages: list[int],
     ends: list[int],

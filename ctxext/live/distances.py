@@ -19,6 +19,7 @@ from ..methods.dual_chunk import DualChunk
 from ..methods.rerope import ReRoPE
 from ..methods.self_extend import SelfExtend
 from ..rope import Schedule
+from . import Foreign
 from .blocks import blocks, visible
 from .encoding import Attended, AttentionCall, LiveEncoding, runs
 from .staged_attention import attention_modules
@@ -39,7 +40,7 @@ class LiveDistances(LiveEncoding):
 
     own_rotation = True
 
-    def __init__(self, schedule: Schedule, owner: nn.Module):
+    def __init__(self, schedule: Schedule, owner: Foreign):
         super().__init__(schedule, owner)
         self.layout = find_layout(attention_modules(owner)[0], owner.rotary_emb)
 

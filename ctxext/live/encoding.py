@@ -14,11 +14,11 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
 
 from ..errors import CtxextError
 from ..rope import Schedule
 from ..rope.encodings import Encoding
+from . import Foreign
 from .undo import Patched
 
 Attended = tuple[torch.Tensor, torch.Tensor | None]
@@ -35,7 +35,7 @@ class AttentionCall:
     given beside, scaling and dropout among it.
     """
 
-    module: nn.Module
+    module: Foreign
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
@@ -59,7 +59,7 @@ class LiveEncoding:
 
     own_rotation: ClassVar[bool] = False
 
-    def __init__(self, schedule: Schedule, owner: nn.Module):
+    def __init__(self, schedule: Schedule, owner: Foreign):
         assert schedule.encoding is not None
         self.spec: Any = schedule.encoding
         self.schedule = schedule
@@ -88,12 +88,12 @@ def runs(*kinds: type[Encoding]) -> Callable[[Class], Class]:
 
 @cache
 def _import_all() -> None:
-    folder = importlib.import_module(__package__)
+    folder = importlib.import_module(str(__package__))
     for module in pkgutil.iter_modules(folder.__path__):
         importlib.import_module(f"{__package__}.{module.name}")
 
 
-def live_encoding(schedule: Schedule, owner: nn.Module) -> LiveEncoding:
+def live_encoding(schedule: Schedule, owner: Foreign) -> LiveEncoding:
     """What runs the schedule's encoding; CtxextError if no class is registered for it."""
     _import_all()
     cls = _RUNS.get(type(schedule.encoding)) if schedule.encoding else None

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ..errors import CtxextError, UsageError
+from . import Foreign
 
 CHUNK = None
 """Rows per application of the head: None for as many as `_rows` says."""
@@ -240,12 +240,12 @@ def collect(logits_of_rows: Iterator[torch.Tensor], targets: torch.Tensor) -> tu
     return logprob[:done], rank[:done], is_argmax[:done]
 
 
-def causal_lm(model: nn.Module) -> nn.Module:
+def causal_lm(model: Foreign) -> Foreign:
     """The model with a language-model head inside `model`; PEFT wrappers are looked through."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def decoder_of(model: nn.Module) -> nn.Module:
+def decoder_of(model: Foreign) -> Foreign:
     """The module whose output is the hidden states that the head reads.
 
     Raises CtxextError if there is none beneath a head.
@@ -263,7 +263,7 @@ def decoder_of(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def answering(decoder: nn.Module, answer: Any) -> Iterator[None]:
+def answering(decoder: Foreign, answer: Any) -> Iterator[None]:
     """While this holds, `decoder` computes nothing and returns `answer`. Only the instance changes."""
     own = decoder.__dict__.get("forward")  # accelerate and others hang a wrapper on the instance
     decoder.forward = lambda *args, **kwargs: answer

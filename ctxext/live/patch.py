@@ -7,6 +7,7 @@ survives save_pretrained, PEFT, device maps, torch.compile and gradient checkpoi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from .. import methods
 from ..config.block import digest
 from ..config.families import SCALED_LAYERS, unsupported_reason
 from ..config.keys import sliding_window, window_message
-from ..config.read import read_rope
+from ..config.read import Existing, read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
-from . import attention, staged_attention
+from . import Foreign, attention, staged_attention
 from .encoding import live_encoding
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staged_attention import attention_modules
@@ -28,13 +29,14 @@ from .undo import Patched
 
 
 def patch(
-    model: nn.Module,
+    model: Foreign,
     method: str,
     factor: float,
     *,
     trained_length: int | None = None,
-    existing: str = "refuse",
-    **params: Any,
+    existing: Existing = "refuse",
+    method_options: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Schedule:
     """Make a live transformers model run `method` at `factor`, in place, and return the schedule.
 
@@ -44,25 +46,25 @@ def patch(
         schedules, whose keys nothing tells apart).
     trained_length: tokens, when config.max_position_embeddings is not what the model was trained with.
     existing: for a checkpoint whose config is already scaled: "refuse", "replace" or "compose".
-    params: the method's options (see `ctxext.methods.get(method).options`).
+    method_options: the method's own options (see `ctxext methods`); they may also be given by name.
 
     Raises UsageError for a bad factor or option, CtxextError if the model can't be patched or the patch
     had no effect. The model is unchanged after an error.
     """
     rope = read_rope(original_config(model), trained_length=trained_length, existing=existing)
-    schedule = methods.schedule(rope, method, factor, **params)
+    schedule = methods.schedule(rope, method, factor, **methods.options(method_options, options))
     apply(model, schedule)
     return schedule
 
 
-def original_config(model: nn.Module) -> dict[str, Any]:
+def original_config(model: Foreign) -> dict[str, Any]:
     """The config of a live model as a dict, with the values that it had before it was patched."""
     owner = find_decoder(model)
     before = Patched.of(owner)
     return before.config_before() if before else owner.rotary_emb.config.to_dict()
 
 
-def apply(model: nn.Module, schedule: Schedule) -> None:
+def apply(model: Foreign, schedule: Schedule) -> None:
     """Make a live model run a schedule that was made earlier; see `patch` for the errors."""
     owner = find_decoder(model)
     before = Patched.of(owner)
@@ -76,7 +78,7 @@ def apply(model: nn.Module, schedule: Schedule) -> None:
         raise
 
 
-def unpatch(model: nn.Module) -> None:
+def unpatch(model: Foreign) -> None:
     """Undo `patch`: the original rotary module and config values come back, so logits are equal to the bit.
 
     Raises CtxextError if the model isn't patched.
@@ -88,13 +90,13 @@ def unpatch(model: nn.Module) -> None:
     state.undo()
 
 
-def schedule_of(model: nn.Module) -> Schedule | None:
+def schedule_of(model: Foreign) -> Schedule | None:
     """The schedule that a live model was patched with, or None."""
     state = Patched.of(find_decoder(model))
     return state.schedule if state else None
 
 
-def find_decoder(model: nn.Module) -> nn.Module:
+def find_decoder(model: Foreign) -> Foreign:
     """The module that owns the rotary embedding: `model.model` of a Llama, whatever is wrapped around it.
 
     Raises CtxextError if there is none, more than one, or one that isn't transformers' standard kind.
@@ -117,7 +119,7 @@ def find_decoder(model: nn.Module) -> nn.Module:
     return owners[0]
 
 
-def _install(owner: nn.Module, schedule: Schedule) -> None:
+def _install(owner: Foreign, schedule: Schedule) -> None:
     rotary = owner.rotary_emb
     config = rotary.config
     replacement = _rotary_for(owner, schedule)
@@ -146,7 +148,7 @@ def _install(owner: nn.Module, schedule: Schedule) -> None:
         raise
 
 
-def _rotary_for(owner: nn.Module, schedule: Schedule) -> nn.Module:
+def _rotary_for(owner: Foreign, schedule: Schedule) -> Foreign:
     """The rotary module for any schedule."""
     config = owner.rotary_emb.config
     kinds = getattr(config, "layer_types", None) or ()
@@ -188,7 +190,7 @@ class _Reached(Exception):
 
 
 @torch.no_grad()
-def verify(owner: nn.Module) -> None:
+def verify(owner: Foreign) -> None:
     """Run two tokens up to the first layer and compare what attention is given with the patched table.
 
     Assigning a module is no proof: transformers has moved the rotary before, and patches that set the
@@ -208,7 +210,7 @@ def verify(owner: nn.Module) -> None:
         want_cos, want_sin = rotary(cos[:1], positions, *kind)
         return torch.equal(cos, want_cos.to(cos)) and torch.equal(sin, want_sin.to(sin))
 
-    def stop(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def stop(module: Foreign, args: tuple, kwargs: dict) -> None:
         given = kwargs.get("position_embeddings")
         if given is None:
             return

@@ -14,9 +14,10 @@ from ..config.families import SCALED_LAYERS
 from ..config.write import write_config
 from ..errors import CtxextError
 from ..rope import Schedule, unpatched
+from . import Foreign
 
 
-def rebuild(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
+def rebuild(rotary: Foreign, config: Any, schedule: Schedule) -> Foreign:
     """A new rotary module of the same class that runs a static `schedule`, on the device of `rotary`.
 
     Building the stock class from an edited config, instead of editing its buffers, makes the live model
@@ -30,7 +31,7 @@ def rebuild(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     return keep_float32(built.to(table_of(rotary)[0].device))
 
 
-def table_of(rotary: nn.Module) -> tuple[torch.Tensor, float]:
+def table_of(rotary: Foreign) -> tuple[torch.Tensor, float]:
     """Frequencies and attention scale of a stock module; of its full-attention layers if it has several tables.
 
     Raises CtxextError if it has none that is called as transformers calls them.
@@ -42,7 +43,7 @@ def table_of(rotary: nn.Module) -> tuple[torch.Tensor, float]:
     raise CtxextError(f"can't patch this model: {type(rotary).__name__} has no inv_freq table")
 
 
-def is_nested(rotary: nn.Module) -> bool:
+def is_nested(rotary: Foreign) -> bool:
     """Whether a stock module keeps one table per type of layer."""
     return hasattr(rotary, f"{SCALED_LAYERS}_inv_freq")
 
@@ -54,7 +55,7 @@ def config_edits(config: Any, schedule: Schedule) -> dict[str, Any]:
     return {k: edited[k] for k in live if k in edited and getattr(config, k, None) != edited[k]}
 
 
-def keep_float32(rotary: nn.Module) -> nn.Module:
+def keep_float32(rotary: Foreign) -> Foreign:
     """Make `.to(torch.bfloat16)` and friends move the module's tensors but never cast them.
 
     A cast costs 0.4 % of every frequency, which is 57 radians at position 131072. The guard is a partial of
@@ -64,7 +65,7 @@ def keep_float32(rotary: nn.Module) -> nn.Module:
     return rotary
 
 
-def _apply_without_cast(rotary: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+def _apply_without_cast(rotary: Foreign, fn: Any, recurse: bool = True) -> nn.Module:
     def move(tensor: torch.Tensor) -> torch.Tensor:
         moved = fn(tensor)
         return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
@@ -79,7 +80,7 @@ class StartTokenRotary(nn.Module):
     scale applies to every position: it belongs to the logits, not to the angles.
     """
 
-    def __init__(self, original: nn.Module, scaled: nn.Module, start_tokens: int):
+    def __init__(self, original: Foreign, scaled: Foreign, start_tokens: int):
         super().__init__()
         self.original = original
         self.scaled = scaled
@@ -95,7 +96,7 @@ class StartTokenRotary(nn.Module):
         return torch.where(start, cos0 * scale, cos1), torch.where(start, sin0 * scale, sin1)
 
 
-def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
+def build(rotary: Foreign, config: Any, schedule: Schedule) -> Foreign:
     """The module that runs a one-stage `schedule` in place of `rotary`, whose config is `config`.
 
     Raises CtxextError if the rebuilt stock module computes other frequencies than the schedule says.
@@ -117,7 +118,7 @@ def build(rotary: nn.Module, config: Any, schedule: Schedule) -> nn.Module:
     return StartTokenRotary(original, scaled, schedule.start_tokens)
 
 
-def build_stages(rotary: nn.Module, config: Any, schedule: Schedule) -> list[nn.Module]:
+def build_stages(rotary: Foreign, config: Any, schedule: Schedule) -> list[Foreign]:
     """One module per stage. A stage that is the checkpoint as it was is its stock module, to the bit."""
     as_it_was = unpatched(schedule.rope)
     modules = []
@@ -129,7 +130,7 @@ def build_stages(rotary: nn.Module, config: Any, schedule: Schedule) -> list[nn.
     return modules
 
 
-def check_table(rotary: nn.Module, schedule: Schedule) -> None:
+def check_table(rotary: Foreign, schedule: Schedule) -> None:
     """Compare a stock module's frequencies and scale with a static schedule's.
 
     The stock classes compute in float32, so they differ from float64 by a few parts in 1e7 of the unscaled

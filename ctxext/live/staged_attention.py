@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ..errors import CtxextError
+from . import Foreign
 from .cache import Block, align, layer_of, remember, rows_of
 from .stages import Plan, Segment, StagedRotary
 from .undo import Patched
@@ -27,7 +28,7 @@ from .undo import Patched
 class Layer:
     """One attention module, its own forward, the rotary of its decoder, and what it calls its cache."""
 
-    module: nn.Module
+    module: Foreign
     inner: Callable
     rotary: StagedRotary
     cache_name: str
@@ -50,7 +51,7 @@ class StagedCall:
     options: dict[str, Any]
 
 
-def wrap(module: nn.Module, rotary: StagedRotary, patched: Patched) -> None:
+def wrap(module: Foreign, rotary: StagedRotary, patched: Patched) -> None:
     """Give one attention module its staged forward."""
     inner = module.forward
     name = next(
@@ -61,7 +62,7 @@ def wrap(module: nn.Module, rotary: StagedRotary, patched: Patched) -> None:
     patched.set_forward(module, functools.partial(_forward, Layer(module, inner, rotary, name)))
 
 
-def attention_modules(owner: nn.Module, *, unrotated: bool = False) -> list[nn.Module]:
+def attention_modules(owner: Foreign, *, unrotated: bool = False) -> list[Foreign]:
     """The attention modules of a decoder that rotate their queries and keys; with `unrotated` the others too."""
     found = [
         m
@@ -147,7 +148,7 @@ def _segmented(layer: Layer, call: StagedCall) -> tuple[torch.Tensor, torch.Tens
     return torch.cat(outputs, 1), _join_weights(weights)
 
 
-def _part_of_mask(module: nn.Module, call: StagedCall, segment: Segment, past: int) -> Any:
+def _part_of_mask(module: Foreign, call: StagedCall, segment: Segment, past: int) -> Any:
     """The mask of one segment against the keys up to its end."""
     mask, plan, end = call.mask, call.plan, past + segment.end
     if isinstance(mask, torch.Tensor):

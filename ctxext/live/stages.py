@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import CtxextError
+from . import Foreign
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class StagedRotary(nn.Module):
     def scale(self, stage: int) -> float:
         """What `stage` multiplies cos and sin by."""
         module = self.stages[stage]
-        return getattr(module, "scaled", module).attention_scaling
+        return float(getattr(module, "scaled", module).attention_scaling)
 
     def turn(
         self, positions: torch.Tensor, now: list[int] | torch.Tensor, then: list[int]
@@ -124,7 +125,7 @@ class StagedRotary(nn.Module):
         per_key = now if isinstance(now, torch.Tensor) else None
         for row, target in enumerate(then):
             wanted = self.angles(positions[row], target)
-            sources = per_key[row].unique().tolist() if per_key is not None else [now[row]]
+            sources: list[int] = per_key[row].unique().tolist() if per_key is not None else [int(now[row])]
             for source in sources:
                 which = per_key[row] == source if per_key is not None else slice(None)
                 delta = wanted[which] - self.angles(positions[row][which], source)
@@ -134,11 +135,11 @@ class StagedRotary(nn.Module):
         return cos, sin
 
     def _pairs(self) -> int:
-        module = self.stages[0]
+        module: Foreign = self.stages[0]
         return getattr(module, "scaled", module).inv_freq.numel()
 
 
-def _angles(module: nn.Module, positions: torch.Tensor) -> torch.Tensor:
+def _angles(module: Foreign, positions: torch.Tensor) -> torch.Tensor:
     if hasattr(module, "start_tokens"):
         early = (positions < module.start_tokens)[..., None]
         return torch.where(early, _angles(module.original, positions), _angles(module.scaled, positions))
@@ -166,7 +167,7 @@ def turn_keys(keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: 
     return torch.cat((new, rest), -1) if rest.shape[-1] else new
 
 
-def find_layout(attention: nn.Module, rotary: nn.Module) -> str:
+def find_layout(attention: Foreign, rotary: Foreign) -> str:
     """How this family pairs coordinates, found by trying its own function on a random key.
 
     Raises CtxextError if it is neither of the two known ways.

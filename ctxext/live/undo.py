@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..rope import Schedule
+from . import Foreign
 
 LEARNED = "ctxext_bias"
 """Where a decoder holds what its encoding learns; weights files have it under this name."""
@@ -27,20 +28,20 @@ class Patched:
     forward and the config that single modules had of their own.
     """
 
-    owner: nn.Module
+    owner: Foreign
     schedule: Schedule
-    rotary: nn.Module
+    rotary: Foreign
     config: dict[str, Any] = field(default_factory=dict)
-    windows: list[tuple[nn.Module, Any]] = field(default_factory=list)
-    forwards: dict[nn.Module, Any] = field(default_factory=dict)
-    views: dict[nn.Module, Any] = field(default_factory=dict)
+    windows: list[tuple[Foreign, Any]] = field(default_factory=list)
+    forwards: dict[Foreign, Any] = field(default_factory=dict)
+    views: dict[Foreign, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, owner: nn.Module) -> Patched | None:
+    def of(cls, owner: Foreign) -> Patched | None:
         """The patch that a decoder runs, or None."""
         return getattr(owner, _STATE, None)
 
-    def begin(self, replacement: nn.Module) -> None:
+    def begin(self, replacement: Foreign) -> None:
         """Put the new rotary module in place, and remember this patch in the decoder."""
         self.owner.rotary_emb = replacement
         setattr(self.owner, _STATE, self)
@@ -51,17 +52,17 @@ class Patched:
         self.config.setdefault(key, getattr(config, key, _MISSING))
         setattr(config, key, value)
 
-    def set_forward(self, module: nn.Module, forward: Any) -> None:
+    def set_forward(self, module: Foreign, forward: Any) -> None:
         """Give one module of the instance another forward."""
         self.forwards.setdefault(module, module.__dict__.get("forward", _MISSING))
         module.forward = forward
 
-    def set_view(self, module: nn.Module, view: Any) -> None:
+    def set_view(self, module: Foreign, view: Any) -> None:
         """Give one module of the instance another view of its config."""
         self.views.setdefault(module, getattr(module, "config", _MISSING))
         module.config = view
 
-    def drop_window(self, module: nn.Module) -> None:
+    def drop_window(self, module: Foreign) -> None:
         """Take a module's sliding window away."""
         self.windows.append((module, module.sliding_window))
         module.sliding_window = None

@@ -5,6 +5,6 @@
 To add a method, add a file with one function under `@method` (see `registry`); nothing else has to change.
 """
 
-from .registry import Method, Option, all_methods, check_factor, get, method, schedule
+from .registry import Method, Option, all_methods, check_factor, get, method, options, schedule
 
-__all__ = ["Method", "Option", "all_methods", "check_factor", "get", "method", "schedule"]
+__all__ = ["Method", "Option", "all_methods", "check_factor", "get", "method", "options", "schedule"]

@@ -37,6 +37,7 @@ def longrope(
     within the trained length use that instead, with short_attention_factor (all ones: the model as it was): two
     stages by the query's position, where transformers and servers switch by the length of the call.
     """
+    assert long_factor is not None  # the registry has seen to it
     _check_factors(rope, "long_factor", long_factor)
     if attention_factor is None:
         attention_factor = longrope_attention_scale(factor, rope.trained_length)

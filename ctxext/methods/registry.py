@@ -65,7 +65,7 @@ class Method:
 
     @property
     def summary(self) -> str:
-        return inspect.getdoc(self.function).split("\n\n")[0].replace("\n", " ")
+        return (inspect.getdoc(self.function) or "").split("\n\n")[0].replace("\n", " ")
 
     def __call__(self, rope: Rope, factor: float, **params: Any) -> Schedule:
         """The method's Schedule, with every option recorded in `params`.
@@ -113,14 +113,14 @@ def _convert(method: Method, option: Option, value: Any) -> Any:
     nullable = len(wanted) < len(_alternatives(option.type))
     if value is None and nullable:
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     for kind in wanted:
         if kind is bool and isinstance(value, bool):
             return value
-        if kind is int and number and value == int(value):
-            return int(value)
-        if kind is float and number:
-            return float(value)
+        if kind is int and math.isfinite(number) and number == int(number):
+            return int(number)
+        if kind is float and math.isfinite(number):
+            return float(number)
         if kind is str and isinstance(value, str):
             return value
         if typing.get_origin(kind) is typing.Literal and value in typing.get_args(kind):
@@ -171,7 +171,7 @@ def method(
 @cache
 def all_methods() -> dict[str, Method]:
     """Every method by name, found by importing the files of this folder."""
-    folder = importlib.import_module(__package__)
+    folder = importlib.import_module(str(__package__))
     for module in pkgutil.iter_modules(folder.__path__):
         if not module.name.startswith("_"):
             importlib.import_module(f"{__package__}.{module.name}")
@@ -189,3 +189,11 @@ def get(name: str) -> Method:
 def schedule(rope: Rope, name: str, factor: float, **params: Any) -> Schedule:
     """Schedule of method `name` for `rope`; see `Method.__call__` for the errors."""
     return get(name)(rope, factor, **params)
+
+
+def options(apart: Mapping[str, Any] | None, named: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options that were given in a dict of their own, and those given by name; UsageError for both."""
+    twice = sorted(set(apart or ()) & set(named))
+    if twice:
+        raise UsageError(f"option {twice[0]!r} is given twice")
+    return {**(apart or {}), **named}

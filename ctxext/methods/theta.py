@@ -21,14 +21,15 @@ def theta(rope: Rope, factor: float, *, base: float | None = None) -> Schedule:
     the target length: theta' = theta^(ln(sL/2pi) / ln(L/2pi)). Published runs go far higher
     (1e6 for 32k, 8e6 for 64k, 1.28e8 for 512k) and train on it.
     """
-    if base is None:
+    raised = base
+    if raised is None:
         length = rope.trained_length / (2 * math.pi)
         if length <= 1:
             raise UsageError(f"a trained length of {rope.trained_length} is too short for a default base")
-        base = rope.theta ** (math.log(factor * length) / math.log(length))
-    if base < rope.theta:
+        raised = rope.theta ** (math.log(factor * length) / math.log(length))
+    if raised < rope.theta:
         raise UsageError(
-            f"base={base} is below the model's theta {rope.theta}",
+            f"base={raised} is below the model's theta {rope.theta}",
             hint="a longer context needs a larger base",
         )
-    return rebased(rope, factor, base)
+    return rebased(rope, factor, raised)

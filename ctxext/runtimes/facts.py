@@ -99,7 +99,7 @@ def target(name: str) -> Target:
     """What the runtime of that name needs of a folder; UsageError with the nearest name if there is none."""
     known = targets()
     if name not in known:
-        raise UsageError(f"target={name!r} is not one of {', '.join(known)}", hint=nearest(name, known))
+        raise UsageError(f"there is no target={name!r}", hint=nearest(name, known))
     return known[name]
 
 

@@ -13,6 +13,7 @@ reading the text in one forward, and static NTK, which never turns a key.
 import argparse
 import itertools
 import math
+from typing import Any
 
 import torch
 
@@ -54,7 +55,9 @@ def logits_after(changes: int) -> dict[str, float]:
         if ids is None:
             ids = torch.tensor([subject.tokenizer(TINY_TEXTS[0].read_text()).input_ids[:END]])
         for method in ("dynamic_ntk", "ntk"):
-            options = {"granularity": (END - TRAINED) // changes} if method == "dynamic_ntk" else {}
+            options: dict[str, Any] = (
+                {"granularity": (END - TRAINED) // changes} if method == "dynamic_ntk" else {}
+            )
             ctxext.patch(subject.model, method, END / TRAINED, **options)
             with torch.no_grad():
                 whole = subject.model(ids, use_cache=False).logits[:, -64:]

@@ -116,7 +116,7 @@ def _patched(model: Any, ids: torch.Tensor, before: torch.Tensor) -> dict[str, A
     changed, passed = {}, []
     oracle = _stretched(model, ids)
     for name, method in methods.all_methods().items():
-        options = {"long_factor": [1 + i / 4 for i in range(size)]} if method.needs else {}
+        options: dict[str, Any] = {"long_factor": [1 + i / 4 for i in range(size)]} if method.needs else {}
         if not methods.schedule(ctxext.Rope(1e4, 2 * size, TRAINED), name, FACTOR, **options).is_static:
             continue
         ctxext.patch(model, name, FACTOR, **options)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import methods, plots, terminal
+from ctxext.methods import alibi
 from ctxext.methods.sinusoidal import Sinusoids
 from ctxext.methods.t5_bias import T5Bias
 from ctxext.rope import Rope, Schedule
@@ -51,7 +52,7 @@ def clock(rope: Rope = ROPE, factor: float = FACTOR, shown: Sequence[str] = SHOW
         schedule = methods.schedule(rope, name, factor)
         rows.append((f"{methods.get(name).title}", [sweep(schedule, i) for i in range(rope.size)]))
     with plots.figure(1.55 * (len(HANDS) + 1), 1.42 * len(rows) + 0.9) as figure:
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # placed by hand below
         grid = figure.subplots(len(rows), len(HANDS), squeeze=False)
         for (label, sweeps), line in zip(rows, grid, strict=True):
             for hand, axes in zip(HANDS, line, strict=True):
@@ -126,26 +127,26 @@ def distances(rope: Rope = ROPE, factor: float = FACTOR) -> Any:
 def biases(heads: int = 8, length: int = 160) -> Any:
     """ALiBi's lines per head, T5's buckets, and the table of sinusoids."""
     with plots.figure(12.5, 3.9) as figure:
-        alibi, t5, waves = figure.subplots(1, 3)
+        left, middle, waves = figure.subplots(1, 3)
         for i, slope in enumerate(alibi.slopes(heads)):
             shade = 0.15 + 0.7 * i / (heads - 1)
-            alibi.plot([0, length], [0, -slope * length], color=(0, shade * 0.7, 0.7), lw=1.5)
+            left.plot([0, length], [0, -slope * length], color=(0, shade * 0.7, 0.7), lw=1.5)
             end = min(length, 20 / slope)
             place = (end + 1, max(-slope * length, -19.6) + (0.35 if slope < 1 / 200 else 0))
-            alibi.text(*place, f"1/{round(1 / slope)}", fontsize=8, va="center")
-        alibi.set(
+            left.text(*place, f"1/{round(1 / slope)}", fontsize=8, va="center")
+        left.set(
             xlim=(0, length * 1.12), ylim=(-20.5, 0.5), xlabel="distance, tokens", ylabel="added to the logit"
         )
-        alibi.set_title(f"ALiBi: minus slope times distance, {heads} heads", loc="left", fontsize=10)
+        left.set_title(f"ALiBi: minus slope times distance, {heads} heads", loc="left", fontsize=10)
         found = T5Bias(32, 128).bucket_of()
         places = range(length)
-        t5.plot(places, [found[min(d, 128)] for d in places], drawstyle="steps-post", color=plots.COLOURS[1])
-        t5.axvline(16, color="#555555", lw=1, ls=":")
-        t5.axvline(128, color="#555555", lw=1, ls=":")
-        t5.text(18, 3, "one distance each\nbelow 16", fontsize=8.5, color="#555555")
-        t5.text(126, 8, "all the rest\nfrom 128 on", fontsize=8.5, color="#555555", ha="right")
-        t5.set(xlabel="distance, tokens", ylabel="bucket (a learned number per head)")
-        t5.set_title("T5: which distances share a number", loc="left", fontsize=10)
+        middle.plot(places, [found[min(d, 128)] for d in places], drawstyle="steps-post", color=plots.COLOURS[1])
+        middle.axvline(16, color="#555555", lw=1, ls=":")
+        middle.axvline(128, color="#555555", lw=1, ls=":")
+        middle.text(18, 3, "one distance each\nbelow 16", fontsize=8.5, color="#555555")
+        middle.text(126, 8, "all the rest\nfrom 128 on", fontsize=8.5, color="#555555", ha="right")
+        middle.set(xlabel="distance, tokens", ylabel="bucket (a learned number per head)")
+        middle.set_title("T5: which distances share a number", loc="left", fontsize=10)
         width = 64
         frequencies = Sinusoids().frequencies(width)
         rows = [

@@ -56,11 +56,11 @@ def read_run(folder: Path) -> list[Line]:
 
 def read_beside(given: str) -> Line:
     """`LABEL=FILE[,FILE]` as a line: the crop control of each document if it holds one, else its own rows."""
-    label, _, files = given.partition("=")
-    if not label or not files:
+    label, _, paths = given.partition("=")
+    if not label or not paths:
         raise UsageError(f"--beside {given!r} isn't LABEL=FILE")
     line = Line(label)
-    for file in files.split(","):
+    for file in paths.split(","):
         document = read_json(Path(file))
         _add(line, document.get("control", document))
     return line

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import ctxext
 from ctxext import text
+from ctxext.cli.temperature import fit_temperature
 from ctxext.errors import UsageError
 from ctxext.evals import temperature
 from ctxext.evals.models import TINY_TEXTS, load
@@ -96,7 +97,7 @@ def test_mistakes(subject, documents):
 
 def test_the_command(tmp_path):
     app = typer.Typer()
-    app.command("fit-temperature")(temperature.command)
+    app.command("fit-temperature")(fit_temperature)
     args = ["tiny", "--factor", "1.25", "--documents", "1", "--grid", "0,0.1,0.2", "--dtype", "float32"]
     ran = CliRunner().invoke(app, [*args, "--json", "-o", str(tmp_path / "c.json")])
     assert ran.exit_code == 0, ran.output

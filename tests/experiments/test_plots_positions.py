@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from conftest import pico_model
 
 from ctxext import methods
-from ctxext.live import distances
+from ctxext.live.encoding import live_encoding
 from ctxext.rope import Rope
 from experiments.drope import __main__ as drope
 from experiments.positions import __main__ as plots_positions
@@ -18,11 +19,12 @@ ROPE = Rope(1e4, 32, 64)
     [("self_extend", {}), ("rerope", {}), ("rerope", {"step": 8, "window": 20}), ("dual_chunk", {})],
 )
 def test_drawn_distances_are_those_that_attention_uses(name, options):
-    rule = methods.schedule(ROPE, name, 4, **options).encoding
+    schedule = methods.schedule(ROPE, name, 4, **options)
+    rule = schedule.encoding
     positions = torch.arange(256)
     query, key = positions[:, None], positions[None]
     found, parts = torch.full((256, 256), -1.0), 0
-    for part in distances.parts(rule):
+    for part in live_encoding(schedule, pico_model().model).parts():
         holds = part.holds(query, key) & (query >= key)
         found = torch.where(holds, (part.query(query) - part.key(key)).float(), found)
         parts = parts + holds.int()

@@ -1,0 +1,1 @@
+"""Comparing methods on one model: `run` from a request to the report, by `cells`, `summary` and `report`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,10 @@ import torch
 from transformers import StoppingCriteria
 
 from ...errors import UsageError
-from ...files import append_jsonl
 from ...terminal import progress
 from ...text import bos_id, sha256
 from ..greedy import greedy
-from ..results import resume_jsonl
+from ..results import Finished
 from ..stats import wilson
 from .samples import Sample, SampleBuilder, string_match_all
 from .tasks import known_tasks
@@ -120,9 +118,8 @@ def ruler(
         "threshold": threshold,
         "haystack_sha256": haystack and sha256(haystack),
     }
-    key = json.dumps(settings | {"identity": identity}, sort_keys=True)
-    stored = resume_jsonl(resume)
-    done = {(row["task"], row["length"]): row["row"] for row in stored if row["settings"] == key}
+    finished = Finished(resume, settings | {"identity": identity})
+    done = {(cell["task"], cell["length"]): cell["row"] for cell in finished.cells}
     cells = [(task, length) for length in lengths for task in tasks if (task, length) not in done]
     for task, length in cells:
         for index in range(samples):
@@ -145,8 +142,7 @@ def ruler(
         if crop is not None and made[0].places:
             row["visible"] = fmean(_visible(builder, sample, crop, front) for sample in made)
         done[task, length] = row
-        if resume is not None:
-            append_jsonl(resume, {"settings": key, "task": task, "length": length, "row": row})
+        finished.add(task=task, length=length, row=row)
     rows = [done[task, length] for length in lengths for task in tasks]
     means = []
     for length in lengths:
