@@ -14,8 +14,8 @@ import typer
 from pages import PAGES, ROOT, blocks, lines, name_of
 
 from ctxext import methods
-from ctxext.methods import registry
 from ctxext.cli import app
+from ctxext.methods import registry
 
 PLACEHOLDERS = ("...", "[", "…")
 COMMANDS = typer.main.get_command(app.app)
