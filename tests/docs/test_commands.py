@@ -15,6 +15,7 @@ from pages import PAGES, ROOT, blocks, lines, name_of
 
 from ctxext import methods
 from ctxext.cli import app
+from ctxext.methods import registry
 
 PLACEHOLDERS = ("...", "[", "…")
 COMMANDS = typer.main.get_command(app.app)
@@ -128,5 +129,5 @@ PYTHON = [(page, code) for page in PAGES for code in blocks(page, "python")]
 def test_python_blocks_run(page, code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     methods.all_methods()
-    monkeypatch.setattr(methods, "_REGISTRY", dict(methods._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     exec(compile(code, name_of(page), "exec"), {})
