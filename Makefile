@@ -15,6 +15,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/basedpyright
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile

@@ -23,11 +23,11 @@ def failed(monkeypatch, capsys, *words):
 
 @pytest.fixture(scope="module")
 def gguf(tmp_path_factory):
-    from ctxext.folders.gguf_export import export_gguf
+    from ctxext.folders.gguf_export import export
 
     folder = tmp_path_factory.mktemp("gguf")
     ctxext.patch_checkpoint("tiny", folder / "yarn", method="yarn", factor=4)
-    return export_gguf(folder / "yarn", folder / "yarn.gguf").out, export_gguf("tiny", folder / "tiny.gguf").out
+    return export(folder / "yarn", folder / "yarn.gguf").out, export("tiny", folder / "tiny.gguf").out
 
 
 @pytest.mark.parametrize("setting", ["factor=3", "method=pi", "dtype=float16", "out=elsewhere", "force=true"])

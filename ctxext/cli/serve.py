@@ -44,9 +44,11 @@ def export(
     json: Json = False,
 ) -> None:
     """Write a model, with its schedule, as a GGUF file that llama.cpp runs exactly."""
-    from ..folders.gguf_export import export_gguf
+    from ..folders import gguf_export
 
-    done = export_gguf(model, out, dtype=dtype, force=force, fallback=fallback, pretokenizer=pretokenizer)
+    done = gguf_export.export(
+        model, out, to=to, dtype=dtype, force=force, fallback=fallback, pretokenizer=pretokenizer
+    )
     if json:
         terminal.print_json(
             {

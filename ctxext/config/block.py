@@ -37,7 +37,10 @@ def read_block(data: Mapping[str, Any]) -> Schedule:
     """The Schedule that a "ctxext" block describes; CtxextError if this version computes another one."""
     try:
         rope = Rope(**data["rope"])
-        schedule = methods.schedule(rope, data["method"], data["factor"], **data["params"])
+        known = {option.name for option in methods.get(data["method"]).options}
+        # An option that an older version had and that was off is no loss; the digest sees to it.
+        given = {name: value for name, value in data["params"].items() if value or name in known}
+        schedule = methods.schedule(rope, data["method"], data["factor"], **given)
     except (KeyError, TypeError) as error:
         raise CtxextError(f"the ctxext block in config.json is damaged: {error}") from error
     if digest(schedule) != data.get("digest"):

@@ -30,7 +30,7 @@ _BLOCK = 32  # numbers per Q8_0 block, along a row
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_gguf` wrote: the file, its architecture, type, tokenizer and schedule."""
+    """What `export` wrote: the file, its architecture, type, tokenizer and schedule."""
 
     out: Path
     architecture: str
@@ -41,10 +41,11 @@ class Exported:
     rope: GgufRope
 
 
-def export_gguf(
+def export(
     model: str | os.PathLike,
     out: str | os.PathLike | None = None,
     *,
+    to: Format = "gguf",
     dtype: Dtype = "f16",
     force: bool = False,
     fallback: Fallback = "refuse",
@@ -57,6 +58,7 @@ def export_gguf(
     Tensors are read, converted and written one by one. Raises CtxextError for a model whose architecture,
     activation or rope llama.cpp can't run as transformers does, UsageError for a wrong option.
     """
+    check_choice("to", to, Format)
     check_choice("dtype", dtype, Dtype)
     check_choice("fallback", fallback, Fallback)
     gguf = require_gguf()

@@ -29,7 +29,7 @@ import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError, CtxextWarning
 from ctxext.files import write_json
-from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.gguf_export import export
 from ctxext.folders.gguf_patch import patch_gguf
 from ctxext.folders.source import resolve
 from ctxext.rope import schedule as rope
@@ -97,7 +97,7 @@ def random_rows(done: set) -> Iterator[dict]:
                     work / "model", method=method, factor=4, out=work / method, **options
                 )
                 try:
-                    made = export_gguf(folder.out, work / "x.gguf", dtype="f32", force=True)
+                    made = export(folder.out, work / "x.gguf", dtype="f32", force=True)
                 except CtxextError as error:
                     yield key | {"refused": error.message}
                     continue
@@ -120,7 +120,7 @@ def smollm2_rows(done: set) -> Iterator[dict]:
     source = material.gguf()
     with tempfile.TemporaryDirectory() as work:
         work = Path(work)
-        plain = export_gguf(resolve(source, dtype="float32"), work / "plain.gguf", dtype="f32").out
+        plain = export(resolve(source, dtype="float32"), work / "plain.gguf", dtype="f32").out
         model = ctxext.load(resolve(source, dtype="float32"), dtype=torch.float32).eval()
         ids = kjv_ids(work, LONG)
         for method, options in {"unpatched": {}, **static_methods(32)}.items():

@@ -12,7 +12,7 @@ import ctxext
 from ctxext import methods
 from ctxext.config.read import read_schedule
 from ctxext.errors import CtxextError, CtxextWarning, UsageError
-from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.gguf_export import export
 from ctxext.folders.gguf_patch import patch_gguf
 from ctxext.runtimes.gguf_file import read_gguf
 from ctxext.runtimes.gguf_rope import gguf_config
@@ -94,10 +94,10 @@ def test_angles_are_transformers(name, family, folders, tmp_path):
     folder = ctxext.patch_checkpoint(folders / family, tmp_path / "m", method=name, factor=4, **params(name)).out
     if family == "qwen3" and name in ("llama3", "longrope", "nope", "drope", "ntk_by_parts"):
         with pytest.raises(CtxextError, match="reads no frequency table for qwen3"):
-            export_gguf(folder, tmp_path / "x.gguf")
+            export(folder, tmp_path / "x.gguf")
         assert [p.name for p in tmp_path.iterdir()] == ["m"]
         return
-    done = export_gguf(folder, tmp_path / "x.gguf", dtype="f32")
+    done = export(folder, tmp_path / "x.gguf", dtype="f32")
     for position in (1, 63, 255):
         np.testing.assert_allclose(
             ggml_rope(done.out, position), transformers_rope(folder, position), atol=3e-5, rtol=0
@@ -116,7 +116,7 @@ def test_angles_are_transformers(name, family, folders, tmp_path):
 )
 def test_options_that_llama_cpps_own_names_would_drop(name, options, folders, tmp_path):
     folder = ctxext.patch_checkpoint(folders / "llama", tmp_path / "m", method=name, factor=4, **options).out
-    done = export_gguf(folder, tmp_path / "x.gguf", dtype="f32")
+    done = export(folder, tmp_path / "x.gguf", dtype="f32")
     want = transformers_rope(folder, 200)
     np.testing.assert_allclose(ggml_rope(done.out, 200), want, atol=3e-5, rtol=0)
 
@@ -126,7 +126,7 @@ def test_options_that_llama_cpps_own_names_would_drop(name, options, folders, tm
 def test_weights_come_back_through_transformers_reader(family, dtype, folders, tmp_path, tokens):
     from transformers import AutoModelForCausalLM
 
-    done = export_gguf(folders / family, tmp_path / "x.gguf", dtype=dtype)
+    done = export(folders / family, tmp_path / "x.gguf", dtype=dtype)
     back = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="x.gguf").eval()
     source = AutoModelForCausalLM.from_pretrained(folders / family).eval()
     bound = {"f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 127}[dtype]
@@ -145,7 +145,7 @@ def test_a_gguf_keeps_its_schedule_when_it_is_read(folders, tmp_path, monkeypatc
 
     monkeypatch.setenv("CTXEXT_CACHE", str(tmp_path / "cache"))
     folder = ctxext.patch_checkpoint(folders / "llama", tmp_path / "m", method="yarn", factor=4).out
-    out = export_gguf(folder, tmp_path / "x.gguf", dtype="f32").out
+    out = export(folder, tmp_path / "x.gguf", dtype="f32").out
     want = logits(ctxext.load(folder).eval(), tokens)
     got = logits(ctxext.load(out, dtype=torch.float32).eval(), tokens)
     assert (got - want).abs().max() < 0.5  # read as bfloat16, the default
@@ -153,8 +153,8 @@ def test_a_gguf_keeps_its_schedule_when_it_is_read(folders, tmp_path, monkeypatc
     assert (logits(plain, tokens) - want).abs().max() > 2
     staged = ctxext.patch_checkpoint(folders / "llama", tmp_path / "s", method="dynamic_ntk", factor=4).out
     with pytest.raises(CtxextError, match="is more than one frequency table"):
-        export_gguf(staged, tmp_path / "s.gguf")
-    last = export_gguf(staged, tmp_path / "s.gguf", dtype="f32", fallback="static")
+        export(staged, tmp_path / "s.gguf")
+    last = export(staged, tmp_path / "s.gguf", dtype="f32", fallback="static")
     assert read_schedule(gguf_config(last.out)).method == "dynamic_ntk"
     ntk = ctxext.patch_checkpoint(folders / "llama", tmp_path / "n", method="ntk", factor=4).out
     np.testing.assert_allclose(ggml_rope(last.out, 200), transformers_rope(ntk, 200), atol=3e-5, rtol=0)
@@ -193,7 +193,7 @@ def add_keys(path, out, keys, freqs=None):
     ],
 )
 def test_scalings_that_others_wrote(keys, freqs, method, reads, folders, tmp_path):
-    made = export_gguf(folders / "llama", tmp_path / "x.gguf").out
+    made = export(folders / "llama", tmp_path / "x.gguf").out
     other = add_keys(made, tmp_path / "other.gguf", keys, freqs)
     schedule = read_schedule(gguf_config(other))
     assert (schedule.method, schedule.max_length) == (method, reads)
@@ -205,7 +205,7 @@ def test_scalings_that_others_wrote(keys, freqs, method, reads, folders, tmp_pat
 
 
 def test_longrope_tables_of_others_are_refused(folders, tmp_path):
-    made = export_gguf(folders / "llama", tmp_path / "x.gguf").out
+    made = export(folders / "llama", tmp_path / "x.gguf").out
     other = add_keys(made, tmp_path / "other.gguf", {"llama.rope.scaling.type": "longrope"})
     with pytest.raises(CtxextError, match="switches by the context size"):
         gguf_config(other)
@@ -229,7 +229,7 @@ def sections(path):
 @pytest.mark.parametrize("name", STATIC)
 def test_patching_a_quantised_file(name, folders, tmp_path):
     """Weights and every other key byte for byte; the angles are those of the patched folder."""
-    plain = export_gguf(folders / "llama", tmp_path / "plain.gguf", dtype="q8_0").out
+    plain = export(folders / "llama", tmp_path / "plain.gguf", dtype="q8_0").out
     source = add_keys(plain, tmp_path / "q.gguf", {"mine.own": "kept", "llama.unheard_of": 7})
     done = patch_gguf(source, tmp_path / "out.gguf", method=name, factor=4, **params(name))
     folder = ctxext.patch_checkpoint(folders / "llama", tmp_path / "m", method=name, factor=4, **params(name)).out
@@ -250,7 +250,7 @@ def test_patching_a_quantised_file(name, folders, tmp_path):
 
 
 def test_patch_errors(folders, tmp_path, monkeypatch, capsys):
-    source = export_gguf(folders / "llama", tmp_path / "x.gguf", dtype="q8_0").out
+    source = export(folders / "llama", tmp_path / "x.gguf", dtype="q8_0").out
     with pytest.raises(CtxextError, match="is the file to patch"):
         patch_gguf(source, source, method="pi", factor=2, force=True)
     patch_gguf(source, tmp_path / "y.gguf", method="pi", factor=2)
@@ -295,23 +295,23 @@ def test_patch_errors(folders, tmp_path, monkeypatch, capsys):
 
 def test_export_errors(folders, tmp_path, monkeypatch, capsys):
     with pytest.raises(UsageError, match="dtype='q4'"):
-        export_gguf(folders / "llama", tmp_path / "x.gguf", dtype="q4")
+        export(folders / "llama", tmp_path / "x.gguf", dtype="q4")
     pico_model("gemma").save_pretrained(tmp_path / "gemma")
     with pytest.raises(CtxextError, match="can't export gemma"):
-        export_gguf(tmp_path / "gemma", tmp_path / "x.gguf")
+        export(tmp_path / "gemma", tmp_path / "x.gguf")
     config = json.loads((folders / "llama" / "config.json").read_text())
     odd = tmp_path / "odd"
     odd.mkdir()
     (odd / "model.safetensors").write_bytes((folders / "llama" / "model.safetensors").read_bytes())
     (odd / "config.json").write_text(json.dumps(config | {"hidden_act": "gelu"}))
     with pytest.raises(CtxextError, match="uses silu, this model gelu"):
-        export_gguf(odd, tmp_path / "x.gguf")
+        export(odd, tmp_path / "x.gguf")
     (odd / "config.json").write_text(json.dumps(config | {"partial_rotary_factor": 0.5}))
     with pytest.raises(CtxextError, match="turns whole heads, this model 16"):
-        export_gguf(odd, tmp_path / "x.gguf")
+        export(odd, tmp_path / "x.gguf")
     (odd / "config.json").write_text(json.dumps(config | {"model_type": "mistral", "sliding_window": 16}))
     with pytest.warns(CtxextWarning, match="sliding window of 16"):
-        export_gguf(odd, tmp_path / "w.gguf")
+        export(odd, tmp_path / "w.gguf")
     code, _, err = run(monkeypatch, capsys, "export", folders / "llama", "--to", "onnx")
     assert code == 2
     assert "--to" in err
@@ -326,7 +326,7 @@ def test_pytorch_weights_and_tied_heads(tmp_path):
     (tmp_path / "m" / "model.safetensors").unlink()
     state = dict(model.state_dict()) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
     torch.save(state, tmp_path / "m" / "pytorch_model.bin")
-    done = export_gguf(tmp_path / "m", tmp_path / "x.gguf", dtype="f32")
+    done = export(tmp_path / "m", tmp_path / "x.gguf", dtype="f32")
     names = {t.name: t for t in read_gguf(done.out).tensors}
     assert "output.weight" not in names
     assert np.array_equal(names["token_embd.weight"].data, model.model.embed_tokens.weight.detach().numpy())

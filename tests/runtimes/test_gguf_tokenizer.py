@@ -7,7 +7,7 @@ import pytest
 from conftest import pico_model
 
 from ctxext.errors import CtxextError
-from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.gguf_export import export
 from ctxext.folders.source import TINY
 from ctxext.runtimes.gguf_tokenizer import PRETOKENIZERS, pretokenizer_name
 
@@ -23,7 +23,7 @@ def fields(path):
 def test_the_embedded_models_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 
-    done = export_gguf("tiny", tmp_path / "tiny.gguf")
+    done = export("tiny", tmp_path / "tiny.gguf")
     assert done.tokenizer == "gpt2"
     ours = AutoTokenizer.from_pretrained(TINY)
     theirs = fields(done.out)
@@ -79,7 +79,7 @@ def trained(tmp_path, kind):
 
 def test_byte_level(tmp_path):
     folder, tokenizer, size = trained(tmp_path, "llama3")
-    done = export_gguf(folder, tmp_path / "x.gguf")
+    done = export(folder, tmp_path / "x.gguf")
     found = fields(done.out)
     assert (done.tokenizer, found["tokenizer.ggml.pre"]) == ("gpt2", "llama-bpe")
     tokens = found["tokenizer.ggml.tokens"]
@@ -95,7 +95,7 @@ def test_byte_level(tmp_path):
 def test_byte_fallback(tmp_path):
     """Scores must order merges as BPE learnt them: llama.cpp merges the best score first."""
     folder, tokenizer, _ = trained(tmp_path, "llama2")
-    done = export_gguf(folder, tmp_path / "x.gguf")
+    done = export(folder, tmp_path / "x.gguf")
     found = fields(done.out)
     assert done.tokenizer == "llama"
     tokens, scores = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"]
@@ -132,15 +132,15 @@ def test_unknown_kinds(tmp_path):
             (folder / path.name).write_bytes(path.read_bytes())
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     with pytest.raises(CtxextError, match=r"pass llama\.cpp's name"):
-        export_gguf(folder, tmp_path / "x.gguf")
-    done = export_gguf(folder, tmp_path / "x.gguf", pretokenizer="deepseek-llm")
+        export(folder, tmp_path / "x.gguf")
+    done = export(folder, tmp_path / "x.gguf", pretokenizer="deepseek-llm")
     assert fields(done.out)["tokenizer.ggml.pre"] == "deepseek-llm"
     (folder / "tokenizer.json").write_text(json.dumps(spec | {"model": {"type": "WordPiece"}}))
     with pytest.raises(CtxextError, match="no tokenizer of kind 'WordPiece'"):
-        export_gguf(folder, tmp_path / "y.gguf")
+        export(folder, tmp_path / "y.gguf")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(CtxextError, match="is damaged"):
-        export_gguf(folder, tmp_path / "y.gguf")
+        export(folder, tmp_path / "y.gguf")
 
 
 def test_sentencepiece_model(tmp_path):
@@ -157,7 +157,7 @@ def test_sentencepiece_model(tmp_path):
         byte_fallback=True,
         minloglevel=2,
     )
-    done = export_gguf(folder, tmp_path / "x.gguf")
+    done = export(folder, tmp_path / "x.gguf")
     found = fields(done.out)
     processor = spm.SentencePieceProcessor(str(folder / "tokenizer.model"))
     tokens, scores = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"]

@@ -12,7 +12,7 @@ from conftest import logits, pico_model
 import ctxext
 from ctxext import methods
 from ctxext.errors import CtxextError
-from ctxext.folders.gguf_export import export_gguf
+from ctxext.folders.gguf_export import export
 from ctxext.folders.gguf_patch import patch_gguf
 from ctxext.folders.source import TINY
 from ctxext.runtimes.portability import portability
@@ -56,9 +56,9 @@ def test_logits(name, family, folders, tmp_path, tokens):
     folder = ctxext.patch_checkpoint(folders / family, tmp_path / "m", method=name, factor=4, **params(name)).out
     if family == "qwen3" and name in ("llama3", "longrope", "nope", "drope", "ntk_by_parts"):
         with pytest.raises(CtxextError, match="reads no frequency table"):
-            export_gguf(folder, tmp_path / "x.gguf", dtype="f32")
+            export(folder, tmp_path / "x.gguf", dtype="f32")
         return
-    path = export_gguf(folder, tmp_path / "x.gguf", dtype="f32").out
+    path = export(folder, tmp_path / "x.gguf", dtype="f32").out
     for length in (40, 200):
         difference, changed = compare(path, folder, tokens[:, :length])
         assert difference < 2e-4
@@ -66,7 +66,7 @@ def test_logits(name, family, folders, tmp_path, tokens):
 
 
 def test_a_patched_file_is_the_exported_folder(folders, tmp_path, tokens):
-    plain = export_gguf(folders / "llama", tmp_path / "plain.gguf", dtype="f32").out
+    plain = export(folders / "llama", tmp_path / "plain.gguf", dtype="f32").out
     options = {"beta_fast": 8, "attention_factor": 1.2}
     path = patch_gguf(plain, tmp_path / "x.gguf", method="yarn", factor=4, **options).out
     folder = ctxext.patch_checkpoint(folders / "llama", tmp_path / "m", method="yarn", factor=4, **options).out
@@ -80,7 +80,7 @@ def test_llama_cpp_refuses_a_table_for_qwen(folders, tmp_path):
     """Why the exporter refuses it first: the file wouldn't load at all."""
     from ctxext.runtimes.gguf_file import read_gguf, write_changed
 
-    source = export_gguf(folders / "qwen3", tmp_path / "x.gguf", dtype="f32").out
+    source = export(folders / "qwen3", tmp_path / "x.gguf", dtype="f32").out
     with (tmp_path / "y.gguf").open("wb+") as file:
         write_changed(read_gguf(source), source, file, changes={}, table=("rope_freqs.weight", (2.0,) * 16))
     with pytest.raises(CtxextError, match="refuses to load"):
@@ -91,14 +91,14 @@ def test_text_is_cut_the_same(tmp_path):
     """The embedded model's tokenizer, by llama.cpp and by transformers."""
     from transformers import AutoTokenizer
 
-    path = export_gguf("tiny", tmp_path / "tiny.gguf").out
+    path = export("tiny", tmp_path / "tiny.gguf").out
     text = "In the beginning God created 1234 heavens, and don't say  two   spaces: ü € it's THEY'LL"
     ours = AutoTokenizer.from_pretrained(TINY)(text, add_special_tokens=False).input_ids
     assert oracle.tokenize(path, text) == ours
 
 
 def test_losses_are_the_logits(folders, tmp_path, tokens):
-    path = export_gguf(folders / "llama", tmp_path / "x.gguf", dtype="f32").out
+    path = export(folders / "llama", tmp_path / "x.gguf", dtype="f32").out
     ids = tokens[0].tolist()
     rows = torch.from_numpy(oracle.logits(path, ids)).double()
     want = torch.nn.functional.cross_entropy(rows[:-1], torch.tensor(ids[1:]), reduction="none")
