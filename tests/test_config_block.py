@@ -27,4 +27,4 @@ def test_an_option_that_is_gone_and_was_off():
 def test_another_schedule_under_the_same_name_is_refused():
     data = block(methods.schedule(ROPE, "yarn", 4))
     with pytest.raises(CtxextError, match="another schedule"):
-        read_block({**data, "params": {**data["params"], "beta_fast": 16.0}})
+        read_block({**data, "params": {**data["params"], "attention_factor": 1.0}})
