@@ -1,5 +1,5 @@
 """`python -m ctxext`, which `accelerate launch -m ctxext` needs."""
 
-from .cli.app import main
+from .cli import main
 
 main()

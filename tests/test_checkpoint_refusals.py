@@ -12,7 +12,8 @@ import pytest
 import ctxext
 from ctxext import files as folder
 from ctxext.errors import CtxextError
-from ctxext.folders import patch as checkpoint
+from ctxext.files import read_config
+from ctxext.folders.load import stored_schedule
 
 
 def broken(llama_folder, tmp_path, name):
@@ -83,9 +84,9 @@ def test_existing_targets(llama_folder, tmp_path):
     ctxext.patch_checkpoint(llama_folder, target, method="pi", factor=2)
     with pytest.raises(CtxextError, match="exists already"):
         ctxext.patch_checkpoint(llama_folder, target, method="yarn", factor=4)
-    assert checkpoint.stored_schedule(checkpoint.read_config(target)).method == "pi"
+    assert stored_schedule(read_config(target)).method == "pi"
     ctxext.patch_checkpoint(llama_folder, target, method="yarn", factor=4, force=True)
-    assert checkpoint.stored_schedule(checkpoint.read_config(target)).method == "yarn"
+    assert stored_schedule(read_config(target)).method == "yarn"
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("work of years")
@@ -135,7 +136,7 @@ def test_sigkill_leaves_all_or_nothing(existing, llama_folder, tmp_path):
         ctxext.patch_checkpoint(llama_folder, target, method="pi", factor=2)
     script = f"""
 import time
-from ctxext import checkpoint
+from ctxext.folders import patch as checkpoint
 bring = checkpoint.link_or_copy
 def slow(*args, **kwargs):
     result = bring(*args, **kwargs)
@@ -150,7 +151,7 @@ checkpoint.patch_checkpoint({str(llama_folder)!r}, {str(target)!r}, method="yarn
     process.send_signal(signal.SIGKILL)
     process.wait()
     if existing:
-        assert checkpoint.stored_schedule(checkpoint.read_config(target)).method == "pi"
+        assert stored_schedule(read_config(target)).method == "pi"
     else:
         assert not target.exists()
     assert any(p.name.startswith(".out.ctxext-new") for p in tmp_path.iterdir())
@@ -166,4 +167,4 @@ def test_a_kill_between_the_two_renames_gives_the_old_folder_back(llama_folder, 
     target.rename(tmp_path / f".out.ctxext-old-{dead.pid}")
     with pytest.raises(CtxextError, match="exists already"):
         ctxext.patch_checkpoint(llama_folder, target, method="yarn", factor=4)
-    assert checkpoint.stored_schedule(checkpoint.read_config(target)).method == "pi"
+    assert stored_schedule(read_config(target)).method == "pi"

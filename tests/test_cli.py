@@ -85,7 +85,7 @@ def test_factors_from_a_file(monkeypatch, capsys, llama_folder, tmp_path):
         (("--method", "yarn", "--factor", "0.5"), 2, ["at least 1"]),
         (("--method", "yarn", "--factor", "nan"), 2, ["must be a number"]),
         (("--method", "yarn", "--factor", "-1"), 2, ["at least 1"]),
-        (("--method", "yarn", "--existing", "destroy"), 2, ["existing='destroy'"]),
+        (("--method", "yarn", "--existing", "destroy"), 2, ["--existing", "refuse", "replace", "compose"]),
         (("--method", "longrope"), 2, ["needs long_factor", "--set long_factor="]),
         (("--method", "longrope", "--set", "long_factor=[1,2]"), 2, ["has 2 values, the model has 16"]),
         (("--method", "longrope", "--set", "long_factor=@/no/file"), 2, ["can't read a JSON value from /no/file"]),
@@ -168,3 +168,14 @@ def test_settings():
     }
     with pytest.raises(UsageError, match="given twice"):
         parse_settings(["a=1", "a=2"])
+
+
+def test_main_can_be_called_twice(monkeypatch, capsys, llama_folder, tmp_path):
+    """In one process, with a failure in between: same commands, same answers, no state left over."""
+    import warnings
+
+    shown = warnings.showwarning
+    first = run(monkeypatch, capsys, "patch", llama_folder, "-m", "pi", "--dry-run", "--json")
+    assert run(monkeypatch, capsys, "-v", "patch", llama_folder, "-m", "nothing")[0] == 2
+    assert run(monkeypatch, capsys, "patch", llama_folder, "-m", "pi", "--dry-run", "--json") == first
+    assert warnings.showwarning is shown

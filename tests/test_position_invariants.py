@@ -28,7 +28,7 @@ def test_every_method_that_changes_attention_is_here():
 
     rope = Rope(1e4, 32, 64)
     made = {m.name: m(rope, 2, **dict.fromkeys(m.needs, [1.0] * 16)) for m in methods.all_methods().values()}
-    assert {n for n, s in made.items() if s.beyond_table} <= {name.split()[0] for name in METHODS}
+    assert {n for n, s in made.items() if s.encoding} <= {name.split()[0] for name in METHODS}
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -226,7 +226,7 @@ def test_a_learned_table_is_saved_and_loaded(tmp_path, tokens):
 def test_a_learned_table_in_an_adapter(llama_folder, tmp_path, tokens):
     """By a recipe: the table is trained beside the LoRA weights, carried by the adapter, and merged."""
     from ctxext.training.recipe import load_recipe
-    from ctxext.training.trainer import train
+    from ctxext.training.run import train
 
     (tmp_path / "text.txt").write_text("a b c d e f g h " * 200)
     recipe = tmp_path / "recipe.yaml"

@@ -1,0 +1,3 @@
+"""The `ctxext` command."""
+
+from .app import main as main

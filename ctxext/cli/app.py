@@ -226,11 +226,12 @@ def _show_warning(message: Warning | str, category: type[Warning], *rest: Any, *
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted."""
-    warnings.showwarning = _show_warning
+    """Entry point; can be called again. Exit codes: 0 done, 1 failed, 2 wrong usage or recipe, 130 interrupted."""
     if not sys.stderr.isatty():
         # Read by huggingface_hub and transformers when they are imported: no bars in logs and pipes.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    shown = warnings.showwarning
+    warnings.showwarning = _show_warning
     try:
         app()
     except (CtxextError, OSError) as error:
@@ -240,7 +241,5 @@ def main() -> None:
     except KeyboardInterrupt:
         terminal.say("interrupted")
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()
+    finally:
+        warnings.showwarning = shown

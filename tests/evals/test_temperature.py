@@ -75,7 +75,7 @@ def test_a_minimum_between_grid_points_is_measured(subject, documents, monkeypat
 
     def parabola(model, docs, lengths, **options):
         curve = real(model, [d[:320] for d in docs[:1]], lengths, **options)
-        c = ctxext.schedule_of(model).temperature
+        c = ctxext.schedule_of(model).params["temperature"]
         for row in curve.documents:
             row["length_nll"] = [0.0, 128 * (2 + (c - 0.17) ** 2)]
         return curve
