@@ -19,9 +19,14 @@ T = TypeVar("T")
 verbose = False
 
 
+def process_number() -> int:
+    """Which of the processes that a launcher started this is, from 0 (torchrun and accelerate set RANK)."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def main_process() -> bool:
-    """Whether this is the only process, or the one of several that speaks (torchrun and accelerate set RANK)."""
-    return int(os.environ.get("RANK", "0")) == 0
+    """Whether this is the only process, or the one of several that speaks."""
+    return process_number() == 0
 
 
 def processes() -> int:

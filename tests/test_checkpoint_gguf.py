@@ -24,7 +24,7 @@ def test_a_gguf_is_dequantised_once(tmp_path, monkeypatch, tokens):
     time.sleep(0.01)
     ctxext.patch_checkpoint(source, tmp_path / "out2", method="pi", factor=2, dtype="float32")
     assert made.stat().st_mtime_ns == stamp
-    with pytest.raises(UsageError, match="dtype 'int8'"):
+    with pytest.raises(UsageError, match="dtype='int8'"):
         checkpoint.plan(source, checkpoint.Request("pi", 2), dtype="int8")
     (tmp_path / "bad.gguf").write_bytes(b"not a gguf")
     with pytest.raises(CtxextError, match="can't read"):

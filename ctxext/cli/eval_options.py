@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import evals, terminal
+from .. import terminal
 from ..errors import UsageError
+from ..folders import source
 from ..plots import drawable
 
 Factor = Annotated[float, typer.Option("--factor", "-f", help="Times the trained length, with --method.")]
@@ -22,7 +23,7 @@ Data = Annotated[
         "`tiny` brings a text of its own."
     ),
 ]
-ModelDtype = Annotated[evals.Dtype, typer.Option(help="auto: the checkpoint's own.")]
+ModelDtype = Annotated[source.ModelDtype, typer.Option(help="auto: the checkpoint's own.")]
 Attention = Annotated[str, typer.Option(help="Attention implementation: sdpa, eager, flash_attention_2 ...")]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write the JSON document to this file.")]
 

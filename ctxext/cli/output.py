@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from ..config.families import SCALED_LAYERS
 from ..config.smollm3 import is_written
 from ..folders.patch import Patched
 from ..methods import Method
@@ -111,7 +112,7 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
         f"{schedule.method} x{schedule.factor:g}, {length:,} -> {schedule.max_length:,} tokens"
     )
     keys = done.config["rope_parameters"]
-    keys = keys.get("full_attention", keys)
+    keys = keys.get(SCALED_LAYERS, keys)
     console.print(f"  rope_type {keys['rope_type']}, theta {keys['rope_theta']:g}")
     if not dry_run:
         console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")

@@ -11,8 +11,9 @@ import typer
 
 from .. import terminal
 from ..errors import UsageError
+from ..folders.source import ModelDtype
 from ..methods.settings import parse_settings
-from ..search.options import Dtype, Existing, Fallback, Objective, Short
+from ..search.options import Existing, Fallback, Objective, Short
 from ..search.space import START_TOKENS
 from ..search.strategies import all_strategies
 from .options import Factor, Json, Model, Set, TrainedLength
@@ -72,7 +73,7 @@ def search(
         float | None, typer.Option(help="On cos and sin; default sqrt(1 + ln s / ln L).", min=0.01)
     ] = None,
     seed: int = 0,
-    dtype: Annotated[Dtype, typer.Option(help="Of the model while it is searched on.")] = "auto",
+    dtype: Annotated[ModelDtype, typer.Option(help="Of the model while it is searched on.")] = "auto",
     attention: Annotated[str, typer.Option(help="attn_implementation of transformers.")] = "sdpa",
     trained_length: TrainedLength = None,
     existing: Annotated[

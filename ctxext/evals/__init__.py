@@ -4,8 +4,6 @@ from typing import Literal
 
 Kind = Literal["ppl", "passkey", "ruler", "longppl"]
 """What `measure.evaluate` measures."""
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-"""What a model is loaded as; auto: the checkpoint's own."""
 Aggregation = Literal["token", "window"]
 """What weighs alike in a sliding window's mean: see `sliding.sliding_window`."""
 PresetName = Literal["landmark", "yarn", "longlora", "pose", "ruler"]

@@ -24,8 +24,8 @@ from ..terminal import progress
 from ..text import Text
 from .stats import bootstrap_interval, perplexity
 
-SHORT, STRIDE = 4096, 1024
-"""Upstream's short context (`trunc_len`) in tokens, and how far its windows move (`sliding_window`)."""
+SHORT = 4096
+"""Upstream's short context (`trunc_len`), in tokens."""
 GAIN, LOSS = 2.0, 2.0
 """Upstream's alpha and -beta, in nats: a key token gains more than GAIN and is then below LOSS."""
 

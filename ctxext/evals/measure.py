@@ -17,8 +17,9 @@ import typer
 
 from .. import files, text
 from ..errors import UsageError, nearest
+from ..folders.source import ModelDtype
 from ..terminal import say
-from . import Aggregation, Dtype, Kind, PresetName, models, results
+from . import Aggregation, Kind, PresetName, models, results
 from .models import Subject
 
 Load = Callable[..., Subject]
@@ -41,7 +42,7 @@ def evaluate(
     factor: float = 4.0,
     method_options: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
-    dtype: Dtype = "auto",
+    dtype: ModelDtype = "auto",
     attention: str = "sdpa",
     trained_length: int | None = None,
     existing: str = "refuse",

@@ -7,17 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import ctxext
 
 from ..config import block
 from ..config import read as hf_config
-from ..errors import UsageError
+from ..errors import UsageError, check_choice
 from ..folders.adapter import fingerprint
-from ..folders.source import TINY, display_name, resolve
+from ..folders.source import TINY, ModelDtype, display_name, resolve
 from ..rope import Rope, Schedule, unpatched
-from . import Dtype
 
 # Its folder also holds a README, which is not text to measure on.
 TINY_TEXTS = sorted((TINY.parent / "text").glob("*.txt"))
@@ -118,7 +117,7 @@ def load(
     method: str | None = None,
     factor: float = 1.0,
     params: dict[str, Any] | None = None,
-    dtype: Dtype = "auto",
+    dtype: ModelDtype = "auto",
     attention: str = "sdpa",
     trained_length: int | None = None,
     existing: str = "refuse",
@@ -128,8 +127,7 @@ def load(
     dtype "auto" takes the checkpoint's own. On a machine with CUDA devices the model goes to the one of this
     process (LOCAL_RANK). Raises CtxextError as `ctxext.load` and `ctxext.patch` do.
     """
-    if dtype not in get_args(Dtype):
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(get_args(Dtype))}")
+    check_choice("dtype", dtype, ModelDtype)
     import torch
     from transformers import AutoTokenizer
 

@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 import ctxext
 
+from ..config.families import SCALED_LAYERS
 from ..errors import CtxextError, UsageError
 from ..live.head import CHUNK, TokenScores, cache_argument, collect, inference, row_logits
 from ..needles.exact_length import common_prefix
@@ -62,7 +63,7 @@ def why_not(model) -> str | None:
         return reason
     if cache_argument(model) is None:
         return f"{type(model).__name__}.forward takes no cache"
-    kinds = set(getattr(model.config, "layer_types", None) or ()) - {"full_attention"}
+    kinds = set(getattr(model.config, "layer_types", None) or ()) - {SCALED_LAYERS}
     if kinds or getattr(model.config, "sliding_window", None):
         return "its layers don't keep all keys, so a cache can't be cut back"
     return None

@@ -15,13 +15,13 @@ from ..config.keys import sliding_window, window_message
 from ..config.read import Existing, read_rope
 from ..config.rope_parameters import Fallback
 from ..config.write import write_config
-from ..errors import CtxextError, warn
+from ..errors import CtxextError, check_choice, warn
 from ..files import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, read_config, replacing
 from ..rope import Schedule
 from ..runtimes.facts import target as runtime_target
 from ..runtimes.portability import portability
 from .card import model_card
-from .source import SourceDtype, check_dtype, display_name, is_gguf, peek, resolve
+from .source import SourceDtype, display_name, is_gguf, peek, resolve
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def preview(
     """The schedule and config.json that `patch_checkpoint` would write; a .gguf is looked at by its header."""
     if not is_gguf(model):
         return plan(model, request, dtype=dtype)[1:]
-    check_dtype(dtype)
+    check_choice("dtype", dtype, SourceDtype)
     request.check()
     return request.for_config(peek(model))
 

@@ -8,14 +8,16 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from ..errors import CtxextError, UsageError, warn
+from ..errors import CtxextError, check_choice, warn
 from ..files import has_weights, read_config
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
 SourceDtype = Literal["bfloat16", "float16", "float32"]
 """What a .gguf's weights are dequantised to."""
+ModelDtype = Literal["auto", SourceDtype]
+"""What a model is loaded as; auto: the checkpoint's own."""
 # What from_pretrained takes about a hub id, and a folder has no use for.
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 
@@ -44,12 +46,6 @@ def resolve(model: str | os.PathLike, *, dtype: str = "bfloat16", **hub: Any) ->
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", text):
         return _from_hub(text, **hub)
     raise CtxextError(f"there is no folder {path}")
-
-
-def check_dtype(dtype: str) -> None:
-    """Raise UsageError unless a .gguf can be dequantised to this."""
-    if dtype not in get_args(SourceDtype):
-        raise UsageError(f"dtype {dtype!r} is not one of {', '.join(get_args(SourceDtype))}")
 
 
 def display_name(model: str | os.PathLike) -> str:
@@ -104,7 +100,7 @@ def cache_dir() -> Path:
 
 def _dequantised(gguf: Path, dtype: str) -> Path:
     """A folder in ctxext's cache with the GGUF's weights in `dtype`; made on the first call."""
-    check_dtype(dtype)
+    check_choice("dtype", dtype, SourceDtype)
     stat = gguf.stat()
     key = hashlib.sha256(f"{gguf}:{stat.st_size}:{stat.st_mtime_ns}:{dtype}".encode()).hexdigest()[:12]
     out = cache_dir() / "gguf" / f"{gguf.stem}-{dtype}-{key}"

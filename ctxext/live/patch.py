@@ -152,7 +152,7 @@ def _rotary_for(owner: Foreign, schedule: Schedule) -> Foreign:
     """The rotary module for any schedule."""
     config = owner.rotary_emb.config
     kinds = getattr(config, "layer_types", None) or ()
-    if (len(schedule.stages) > 1 or schedule.in_attention) and set(kinds) - {"full_attention"}:
+    if (len(schedule.stages) > 1 or schedule.in_attention) and set(kinds) - {SCALED_LAYERS}:
         raise CtxextError(
             f"{schedule.method} needs full attention in every layer, this model has {sorted(set(kinds))}",
             hint="use a static method, such as yarn",

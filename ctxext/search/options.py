@@ -14,7 +14,7 @@ from ..config.families import require_support
 from ..config.read import native_schedule, read_rope, read_schedule
 from ..errors import CtxextError, UsageError
 from ..files import read_config
-from ..folders.source import resolve
+from ..folders.source import ModelDtype, resolve
 from ..rope import Rope, Schedule
 from . import strategies
 from .space import Space, critical_floors, critical_frequency
@@ -27,7 +27,6 @@ Existing = Literal["extend", "replace"]
 """With a model that is scaled already: start from that too, or from its original rope alone."""
 Fallback = Literal["static", "refuse"]
 """What plain transformers makes of a schedule that it can't run."""
-Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class Options:
     critical: int | None
     attention_factor: float | None
     seed: int
-    dtype: Dtype
+    dtype: ModelDtype
     attention: str
     trained_length: int | None
     existing: Existing

@@ -18,7 +18,7 @@ from ..files import read_config, write_json
 from ..folders.adapter import fingerprint
 from ..folders.load import load
 from ..folders.patch import check_target, default_out, patched_config, write_patched
-from ..folders.source import display_name
+from ..folders.source import ModelDtype, display_name
 from ..rope import Schedule, target_length, unpatched
 from . import documents as texts
 from . import strategies
@@ -26,7 +26,7 @@ from .documents import Document
 from .evaluator import BudgetSpent, Evaluator, Problem
 from .fitness import Fitness
 from .log import Log
-from .options import Dtype, Existing, Fallback, Objective, Options, Short, Subject, long_space, read_subject
+from .options import Existing, Fallback, Objective, Options, Short, Subject, long_space, read_subject
 from .parallel import World, world
 from .plots import draw
 from .report import card_section, compared
@@ -52,7 +52,7 @@ def search_factors(
     critical: int | None = None,
     attention_factor: float | None = None,
     seed: int = 0,
-    dtype: Dtype = "auto",
+    dtype: ModelDtype = "auto",
     attention: str = "sdpa",
     trained_length: int | None = None,
     existing: Existing = "extend",

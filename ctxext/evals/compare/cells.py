@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ... import files
+from ... import files, terminal
 from .. import passkey, perplexity, results
 from ..models import Subject
 from ..ruler import run as ruler
@@ -177,8 +176,7 @@ class Cells:
 
     def _measured(self, cells: list[_Cell]) -> dict[str, dict]:
         """The stored or fresh document of each cell: first those that nobody is working on, then what is left."""
-        rank = int(os.environ.get("RANK", "0"))
-        start = rank * len(cells) // max(1, int(os.environ.get("WORLD_SIZE", "1")))
+        start = terminal.process_number() * len(cells) // terminal.processes()
         for wait in (False, True):
             for cell in [*cells[start:], *cells[:start]]:
                 if cell.path.is_file():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,8 +120,9 @@ def _planned(
     with claim(path, wait=True):
         if not path.is_file():
             speed = budget.measure_speed(subject.model, subject.trained_length)
-            share = int(os.environ.get("WORLD_SIZE", "1"))
-            fitted = budget.fit(whole, limit * share, len(variants) + 1, subject.trained_length, stride, speed)
+            fitted = budget.fit(
+                whole, limit * terminal.processes(), len(variants) + 1, subject.trained_length, stride, speed
+            )
             files.write_json(path, fitted.to_dict())
     return budget.Plan.from_dict(files.read_json(path))
 

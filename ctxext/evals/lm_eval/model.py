@@ -23,6 +23,7 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 
+from ... import terminal
 from ...errors import CtxextError, UsageError
 from ...live.head import CHUNK, inference, row_logits
 from .. import models
@@ -68,7 +69,7 @@ class CtxextLM(_HFLM):
         chunk: int | None = CHUNK,
         **more: Any,
     ):
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if terminal.processes() > 1:
             raise UsageError("the ctxext model runs in one process", hint="start it without accelerate launch")
         if not str(batch_size).isdigit():
             raise UsageError(f"batch_size={batch_size} isn't supported", hint="give a number")
