@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import typing
 import warnings
 from collections.abc import Iterable
@@ -60,3 +61,13 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
     known = typing.get_args(choices)
     if value not in known:
         raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}")
+
+
+def require(what: str, extra: str, *packages: str) -> None:
+    """Raise CtxextError unless these packages are installed. extra: the extra of ctxext that brings them.
+
+    Asked before any work begins, and without importing them.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise CtxextError(f"{what} needs {' and '.join(missing)}", hint=f"pip install 'ctxext[{extra}]'")

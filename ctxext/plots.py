@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import CtxextError, UsageError
+from .errors import UsageError, require
 
 # Okabe and Ito's palette, without its yellow, which is too pale for lines: safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
@@ -30,11 +30,10 @@ STYLE = {
 
 def matplotlib() -> Any:
     """The module; CtxextError if it isn't installed."""
-    try:
-        import matplotlib
-        import matplotlib.figure
-    except ImportError as error:
-        raise CtxextError("plots need matplotlib", hint="pip install 'ctxext[plot]'") from error
+    require("a plot", "plot", "matplotlib")
+    import matplotlib
+    import matplotlib.figure
+
     return matplotlib
 
 
@@ -71,8 +70,9 @@ def save(figure: Any, path: str | Path) -> Path:
 
 
 def drawable(path: str | Path) -> Path:
-    """`path`, if its suffix is one that pictures are written with; else UsageError."""
+    """`path`, if pictures can be written with its suffix (else UsageError) and at all (else CtxextError)."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".svg"):
         raise UsageError(f"can't draw to {str(path)!r}", hint="name it .png or .svg")
+    require("a plot", "plot", "matplotlib")
     return path

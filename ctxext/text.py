@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import CtxextError, UsageError
+from .errors import CtxextError, UsageError, require
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """What is taken from a folder. A file given by its own path is read whatever its suffix."""
@@ -87,10 +87,9 @@ def _jsonl(path: Path, name: str) -> list[Text]:
 def _from_datasets(name: str) -> list[Text]:
     """The texts of `hf:NAME[:SPLIT[:COLUMN]]`: a data set of `datasets`, split "test" and column "text" by
     default."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise CtxextError("data set names need the package datasets", hint="pip install 'ctxext[eval]'") from error
+    require("a data set name", "eval", "datasets")
+    import datasets
+
     path, *rest = name.removeprefix("hf:").split(":")
     split, column = (*rest, *("test", "text")[len(rest) :])[:2]
     try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import terminal
+from ..plots import matplotlib
 from .eval_options import emit
 from .options import Json
 
@@ -24,6 +25,7 @@ def demo(
     from .. import files
     from ..evals import demo as every_method
 
+    matplotlib()  # or several minutes are measured for nothing
     report = every_method.measure(out, documents=documents, trials=trials)
     files.write_json(out / "demo.json", report)
     every_method.draw(report, out)

@@ -12,7 +12,8 @@ from .. import methods
 from ..config.families import require_support
 from ..config.keys import head_dim, sliding_window
 from ..config.read import read_schedule
-from ..errors import CtxextError, UsageError
+from ..errors import UsageError
+from ..plots import matplotlib
 from ..rope import Rope, Schedule
 from .source import display_name, is_gguf, peek, resolve
 
@@ -77,11 +78,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
 
 def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
     """Draw wavelength by dimension for every method, with the trained and the target length as lines."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise CtxextError("drawing needs matplotlib", hint="pip install 'ctxext[plot]'") from error
-    matplotlib.use("Agg")
+    matplotlib().use("Agg")
     import matplotlib.pyplot as plt
 
     rope = Rope(**report["rope"])

@@ -11,7 +11,7 @@ from typing import Any
 from ..config.block import read_block
 from ..config.smollm3 import is_written
 from ..config.write import write_config
-from ..errors import CtxextError, UsageError
+from ..errors import CtxextError, UsageError, require
 from ..files import check_weights, has_weights, read_config
 from ..rope import Schedule, unpatched
 from .adapter import check_base, read_adapter
@@ -132,10 +132,9 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
 
 def attach(model: Any, folder: Path, **kwargs: Any) -> Any:
     """PeftModel.from_pretrained, without the warning about the entry that is meant for others."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise CtxextError("adapters need peft", hint="pip install 'ctxext[train]'") from error
+    require("an adapter", "train", "peft")
+    from peft import PeftModel
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Unexpected keyword arguments \['ctxext'\]")
         warnings.filterwarnings("ignore", message=PEFT_NOISE, category=FutureWarning)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import CtxextError
+from ..errors import CtxextError, require
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -19,10 +19,9 @@ _CHUNK = 16 << 20
 
 def require_gguf() -> Any:
     """The gguf package; CtxextError if it isn't installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise CtxextError("a .gguf file needs the gguf package", hint="pip install 'ctxext[gguf]'") from error
+    require("a .gguf file", "gguf", "gguf")
+    import gguf
+
     return gguf
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import methods
-from ..errors import CtxextError, UsageError, warn
+from ..errors import CtxextError, UsageError, require, warn
 from ..files import read_config, write_json
 from ..folders.adapter import fingerprint
 from ..folders.load import load
@@ -81,6 +81,7 @@ def search_factors(
     Raises CtxextError or UsageError for what can't be searched, a loss that isn't finite, or a log that isn't this
     search's.
     """
+    require("a search", "search", "cma", "datasets")
     given = {**locals(), "model": os.fspath(model), "constants": constants or {}}
     given["data"] = (str(data),) if isinstance(data, str | Path) else tuple(map(str, data))
     given |= {"out": None if out is None else Path(out), "start_tokens": tuple(start_tokens)}

@@ -15,13 +15,12 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .. import terminal
 from ..config.block import digest
-from ..errors import CtxextError
+from ..errors import CtxextError, require
 from ..files import write_json
 from ..folders.adapter import Base
 from ..folders.source import resolve
@@ -43,9 +42,7 @@ def train(
     run, or a loss that isn't finite at the end.
     """
     checked = load_recipe(recipe, overrides)
-    missing = [name for name in ("accelerate", "datasets", "peft") if find_spec(name) is None]
-    if missing:
-        raise CtxextError(f"training needs {' and '.join(missing)}", hint="pip install 'ctxext[train]'")
+    require("training", "train", "accelerate", "datasets", "peft")
     return _train(checked, resume)
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CtxextError, UsageError
+from ...errors import UsageError
 from ..evaluator import Evaluator, Problem
 from ..space import Candidate
 from . import strategy
@@ -60,7 +60,6 @@ def curve(
     """
     import numpy as np
 
-    _cma()
     if sigma <= 0 or fastest <= 0 or population < 4:
         raise UsageError("strategy 'curve' needs steps above 0 and a population of at least 4")
     evaluator, size, top = problem.evaluator, problem.space.size, problem.space.top
@@ -124,6 +123,7 @@ class _Descent:
 
         decode: a point to factors. start: the first mean; widths: each coordinate's first standard deviation.
         """
+        import cma
         import numpy as np
 
         evaluator, reading = self.problem.evaluator, max(self.problem.evaluator.sizes)
@@ -134,7 +134,7 @@ class _Descent:
         more = 2 - min(len(start), 2)
         options |= {"seed": math.nan, "CMA_stds": [*widths, *[1.0] * more], "popsize": population}
         options["tolx"] = 0.1 * self.problem.space.step
-        search = _cma().CMAEvolutionStrategy([*start, *[0.0] * more], 1.0, options)
+        search = cma.CMAEvolutionStrategy([*start, *[0.0] * more], 1.0, options)
         while not search.stop() and evaluator.tokens + generation <= limit:
             points = search.ask()
             search.tell(points, self._read([decode(np.asarray(p[: len(start)])) for p in points]))
@@ -150,14 +150,6 @@ class _Descent:
             if not race(evaluator, made[i], document, self.margin):
                 break
         return losses
-
-
-def _cma() -> Any:
-    try:
-        import cma
-    except ImportError as error:
-        raise CtxextError("this strategy needs the package cma", hint="pip install 'ctxext[search]'") from error
-    return cma
 
 
 def s_curve(point: Sequence[float], size: int, top: float) -> list[float]:
