@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
-from .cache import check_contiguous, layer_of, remember, rows_of
+from .cache import joined, layer_of, positions_held, remember
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
 
@@ -34,19 +34,21 @@ NAME = "ctxext"
 class Positions:
     """Where the tokens of one call of one layer are.
 
-    queries: (rows, tokens). first_key: (rows,), the position that slot 0 of the keys has; None if keys are exactly
-    the call's own tokens. reached: the attention function ran.
+    queries: (rows, tokens). held: (rows, keys), those of the cached keys. reached: the attention function ran.
     """
 
     queries: torch.Tensor
-    first_key: torch.Tensor | None
+    held: torch.Tensor | None
     reached: bool = False
 
     def keys(self, count: int) -> torch.Tensor:
-        """Positions of `count` key slots, (rows, count); those of pads and empty slots mean nothing."""
-        if self.first_key is None:
-            return self.queries
-        return self.first_key[:, None] + torch.arange(count, device=self.queries.device)
+        """Positions of `count` key slots, (rows, count). The empty ones of a fixed-size cache come after all."""
+        known = self.queries if self.held is None else joined(self.held.to(self.queries.device), self.queries)
+        empty = count - known.shape[1]
+        if not empty:
+            return known
+        after = known.amax(1, keepdim=True) + torch.arange(1, empty + 1, device=known.device)
+        return joined(known, after)
 
 
 @dataclass
@@ -106,31 +108,18 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
         raise CtxextError(f"{type(module).__name__} was called without keywords, or without position_ids")
     cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
     held = layer_of(cache, module, layer.digest)
-    first = None
-    # A layer that isn't made yet is given exactly the call's own keys, whatever their positions.
-    if held is not None or _fixed_size(cache, module):
-        past = int(held.get_seq_length()) if held is not None else 0
-        if past:
-            check_contiguous(held, positions, batch)
-        # Counted from the end: the positions of pads, at the beginning, mean nothing.
-        first = positions[:, -1] - (past + positions.shape[1] - 1)
+    before = positions_held(held, batch) if held is not None else None
     if layer.encoding.own_rotation:
         position_embeddings = unrotated(position_embeddings)
     # Among the keywords that transformers passes on to attention functions, and not kept in the model: several
     # threads may be in it at once.
-    where = Positions(positions, first)
+    where = Positions(positions, before)
     answer = layer.inner(hidden_states, position_embeddings=position_embeddings, ctxext_positions=where, **kwargs)
     if not where.reached:
         raise CtxextError(f"the patch has no effect: {type(module).__name__} didn't use its attention function")
     if cache is not None:
-        remember(cache, module, layer.digest, [0] * batch, rows_of(positions[:, -1].tolist(), batch))
+        remember(cache, module, layer.digest, [0] * batch, positions)
     return answer
-
-
-def _fixed_size(cache: Any, module: Foreign) -> bool:
-    """Whether an empty layer of the cache answers with more slots than it was given keys."""
-    layers = getattr(cache, "layers", ())
-    return module.layer_idx < len(layers) and hasattr(layers[module.layer_idx], "max_cache_len")
 
 
 def attend(

@@ -19,32 +19,53 @@ _HELD = "_ctxext_held"
 class Held:
     """What a cache layer holds that a patched model filled.
 
-    schedule: digest of the schedule that the model ran. stages, ends: per row, the stage that its keys are turned
-    to and its last position. expected: the patched model is about to add to the layer. made: None, or the first
-    keys as they were made, each in the stage of its own position; those after them are still as they were made.
+    schedule: digest of the schedule that the model ran. stages: per row, the stage that its keys are turned to.
+    positions: (rows, keys), rows = 1 if all share them: the position of each key, as it was given. There may be
+    holes: pads, masked tokens, the branches of a draft. history: equal for layers that hold the same positions.
+    expected: the patched model is about to add to the layer. made: None, or the first keys as they were made, each
+    in the stage of its own position; those after them are still as they were made.
 
     Every turn rounds. In 16 bits that shows after many stages, so there all turns begin at `made`.
     """
 
     schedule: str
     stages: tuple[int, ...]
-    ends: tuple[int, ...]
+    positions: torch.Tensor
+    history: int
     expected: bool = False
     made: torch.Tensor | None = None
+
+    def positions_of(self, batch: int) -> torch.Tensor:
+        """(rows, keys) for a call of so many sequences; CtxextError if the cache holds another number."""
+        if len(self.stages) != batch:
+            raise CtxextError(f"the cache holds {len(self.stages)} sequences, the call has {batch}")
+        return self.positions
+
+    def followed_by(self, positions: torch.Tensor) -> torch.Tensor:
+        """The positions of its keys and of those of a call, (rows, tokens)."""
+        return joined(self.positions, positions.to(self.positions.device))
 
     def rows(self, chosen: list[int]) -> Held:
         """The same of these rows."""
         return replace(
             self,
             stages=tuple(self.stages[i] for i in chosen),
-            ends=tuple(self.ends[i] for i in chosen),
+            positions=self.positions if self.positions.shape[0] == 1 else self.positions[chosen],
+            history=hash((self.history, "rows", tuple(chosen))),
             made=None if self.made is None else self.made[chosen],
         )
 
     def shorter(self, removed: int, length: int) -> Held:
         """The same after the last `removed` tokens are gone and `length` are left."""
         made = None if self.made is None or not length else self.made[:, :, :length]
-        return replace(self, ends=tuple(end - removed for end in self.ends), made=made)
+        history = hash((self.history, "crop", removed))
+        return replace(self, positions=self.positions[:, :length], history=history, made=made)
+
+
+def joined(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Positions (rows, a) and (rows, b) as (rows, a + b); one row stands for as many as the other has."""
+    rows = max(first.shape[0], second.shape[0])
+    return torch.cat((first.expand(rows, -1), second.expand(rows, -1)), 1)
 
 
 def _knowing_its_stage(base: type, name: str) -> type:
@@ -78,7 +99,7 @@ def _knowing_its_stage(base: type, name: str) -> type:
             self._select([i for i in range(self._batch()) for _ in range(repeats)])
 
         def _batch(self):
-            return len(getattr(self, _HELD).ends) if hasattr(self, _HELD) else 0
+            return len(getattr(self, _HELD).stages) if hasattr(self, _HELD) else 0
 
         def _select(self, rows):
             if hasattr(self, _HELD):
@@ -115,16 +136,14 @@ class Block:
         rows = plan.positions.shape[0]
         if self.past:
             held = getattr(layer, _HELD)
-            check_contiguous(layer, plan.positions, batch)
-            rows = batch
-            offsets = torch.arange(-self.past + 1, 1, device=plan.positions.device)
-            before = torch.tensor(held.ends, device=offsets.device)[:, None] + offsets
-            before = before.clamp(min=0)
-            self.positions = torch.cat((before, plan.positions.expand(batch, -1)), 1)
+            before = held.positions_of(batch)
+            self.positions = held.followed_by(plan.positions)
             if _keeps_made(layer.keys):
                 old = rotary.stages_at(before)
             else:
-                old = torch.tensor(held.stages, device=offsets.device)[:, None].expand(-1, self.past)
+                old = torch.tensor(held.stages, device=before.device)[:, None].expand(-1, self.past)
+            rows = max(self.positions.shape[0], old.shape[0], *(len(s.stages) for s in plan.segments))
+            self.positions, old = self.positions.expand(rows, -1), old.expand(rows, -1)
         else:
             self.positions = plan.positions
             old = plan.positions.new_empty(rows, 0)
@@ -133,7 +152,7 @@ class Block:
             for s in plan.segments
         ]
         self.stages = torch.cat((old, *made), 1)
-        self._key = (self.past, held.stages if self.past else ())
+        self._key = (self.past, held.history, held.stages) if self.past else ()
 
     def begin(self, index: int) -> None:
         """Turn to segment `index`."""
@@ -223,6 +242,12 @@ def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
     held = getattr(layer, _HELD, None)
     if held is None or held.schedule != schedule:
         raise _foreign()
+    if held.positions.shape[1] != _length(layer):
+        raise CtxextError(
+            f"this cache holds {_length(layer)} keys, the model made {held.positions.shape[1]}: some were taken or "
+            "put in from outside, so nobody knows which positions are left",
+            hint="use the cache's own crop, reorder_cache and batch methods, or start with an empty cache",
+        )
     setattr(layer, _HELD, replace(held, expected=True))
     return layer
 
@@ -232,51 +257,43 @@ def remember(
     module: Foreign,
     schedule: str,
     stages: list[int],
-    ends: list[int],
+    positions: torch.Tensor,
     made: torch.Tensor | None = None,
 ) -> None:
-    """Note what this module's layer of the cache holds after a call; see `Held`. made: None if it is as it was."""
+    """Note what this module's layer of the cache holds after a call; see `Held`.
+
+    positions: of the call's tokens, (rows, tokens). made: None if it is as it was.
+    """
     layer = cache.layers[module.layer_idx]
     if type(layer) in _KNOWN:
         layer.__class__ = _KNOWN[type(layer)]
-    if made is None and hasattr(layer, _HELD):
-        made = getattr(layer, _HELD).made
-    setattr(layer, _HELD, Held(schedule, tuple(stages), tuple(ends), made=made))
+    before: Held | None = getattr(layer, _HELD, None)
+    history = hash((before.history if before else 0, tuple(positions.flatten().tolist())))
+    if before is not None:
+        positions = before.followed_by(positions)
+        made = before.made if made is None else made
+    setattr(layer, _HELD, Held(schedule, tuple(stages), positions, history, made=made))
 
 
-def check_contiguous(layer: Any, positions: torch.Tensor, batch: int) -> None:
-    """Raise CtxextError unless positions, (rows, tokens), go on where each row of a cache layer ends."""
-    ends = list(getattr(layer, _HELD).ends)
-    if len(ends) != batch:
-        raise CtxextError(f"the cache holds {len(ends)} sequences, the call has {batch}")
-    # Seen from its last token, as the first ones may be pads; a row that begins in this call has only pads before.
-    first = [p - positions.shape[1] + 1 for p in rows_of(positions[:, -1].tolist(), batch)]
-    if any(a != b + 1 and a > 0 for a, b in zip(first, ends, strict=True)):
-        raise CtxextError(
-            f"the call begins at positions {first}, the cache ends at {ends}: a cached sequence can't have gaps",
-            hint="pass position_ids that go on where the cache ends",
-        )
+def positions_held(layer: Any, batch: int) -> torch.Tensor:
+    """The positions of a cache layer's keys, (rows, keys), for a call of so many sequences."""
+    return getattr(layer, _HELD).positions_of(batch)
 
 
 def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch: int) -> None:
     """Turn the cached keys of each row to the stage of its queries, where they differ."""
-    held = getattr(layer, _HELD)
-    now, ends = held.stages, held.ends
-    if len(now) != batch:
-        raise CtxextError(f"the cache holds {len(now)} sequences, the call has {batch}")
+    held: Held = getattr(layer, _HELD)
+    now, positions = held.stages, held.positions_of(batch)
     if now == tuple(stages):
         return
-    check_contiguous(layer, plan.positions, batch)
     length = _length(layer)
     own, keeps = _as_made(layer, length), _keeps_made(layer.keys)
-    where = ("align", length, now, tuple(stages), ends, keeps)
+    where = ("align", held.history, now, tuple(stages), keeps)
     if where not in plan.turns:
         # Rows that move alike share their angles: usually the whole batch does.
-        offsets = torch.arange(-length + 1, 1, device=plan.positions.device)
-        alike = len({*zip(now, stages, ends, strict=True)}) == 1
-        rows = 1 if alike else batch
-        positions = (torch.tensor(ends[:rows], device=offsets.device)[:, None] + offsets).clamp(min=0)
-        source = rotary.stages_at(positions) if keeps else now[:rows]
+        rows = 1 if positions.shape[0] == 1 and len({*zip(now, stages, strict=True)}) == 1 else batch
+        positions = positions.expand(rows, -1)
+        source = rotary.stages_at(positions) if keeps else list(now[:rows])
         plan.turns[where] = rotary.turn(positions, source, stages[:rows])
     turned = _turned(own, plan.turns[where], rotary.layout)
     if isinstance(layer, StaticLayer):

@@ -109,7 +109,7 @@ def _forward(
         **kwargs,
     )
     if cache is not None:
-        remember(cache, module, rotary.digest, stages, rows_of(plan.last, batch))
+        remember(cache, module, rotary.digest, stages, plan.positions)
     return answer
 
 
@@ -146,7 +146,7 @@ def _segmented(layer: Layer, call: StagedCall) -> tuple[torch.Tensor, torch.Tens
         if call.held is not None and block.past:
             align(call.held, rotary, final, plan, batch)
         call.cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
-        remember(call.cache, module, rotary.digest, final, rows_of(plan.last, batch), block.made())
+        remember(call.cache, module, rotary.digest, final, plan.positions, block.made())
     return torch.cat(outputs, 1), _join_weights(weights)
 
 
