@@ -244,8 +244,8 @@ def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
         raise _foreign()
     if held.positions.shape[1] != _length(layer):
         raise CtxextError(
-            f"this cache holds {_length(layer)} keys, the model made {held.positions.shape[1]}: some were taken or "
-            "put in from outside, so nobody knows which positions are left",
+            f"this cache holds {_length(layer)} keys, the model made {held.positions.shape[1]}: some were taken or"
+            " put in from outside, so nobody knows which positions are left",
             hint="use the cache's own crop, reorder_cache and batch methods, or start with an empty cache",
         )
     setattr(layer, _HELD, replace(held, expected=True))
