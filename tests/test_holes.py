@@ -13,6 +13,9 @@ from staged_models import METHODS as STAGED
 from staged_models import staged
 from transformers import DynamicCache
 
+import ctxext
+from ctxext.errors import CtxextError
+
 MODELS = {name: (lambda name=name: patched(name)) for name in METHODS}
 MODELS |= {name: (lambda name=name: staged(method=name)) for name in STAGED}
 TOLERANCE = 5e-5
@@ -107,6 +110,48 @@ def test_rows_that_are_chosen_and_cropped_keep_their_holes(name, tokens):
     chosen = torch.tensor([1, 0])
     cache.batch_select_indices(chosen)
     agree(model, ids[chosen], mask[chosen], [111, 160, 200], copy.deepcopy(cache), 110)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tree_of_drafts(name, tokens):
+    """Two branches of three tokens after a prompt, in one call: each sees the prompt and its own branch."""
+    model, ids = MODELS[name](), tokens[:, :106]
+    own = torch.ones(6, 6, dtype=torch.bool).tril() & torch.block_diag(*[torch.ones(3, 3)] * 2).bool()
+    tree = torch.cat((torch.ones(6, 100, dtype=torch.bool), own), 1)[None, None]
+    positions = torch.tensor([[100, 101, 102] * 2])
+    with torch.no_grad():
+        cache = model(ids[:, :100], use_cache=True).cache
+        got = model(ids[:, 100:], attention_mask=tree, position_ids=positions, cache=cache, use_cache=True).logits
+        for branch in (slice(0, 3), slice(3, 6)):
+            alone = torch.cat((ids[:, :100], ids[:, 100:][:, branch]), 1)
+            want = model(alone, use_cache=False).logits[:, 100:]
+            assert (got[:, branch] - want).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("how", ["is_causal", "bidirectional mask", "prefix mask", "prefix mask, cached"])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_that_see_later_ones_are_refused(name, how, tokens):
+    """A mask that shows later keys, or a model told to be bidirectional; a float mask as well as a bool one."""
+    model, ids, given = MODELS[name](), tokens[:, :80], {}
+    if not ctxext.schedule_of(model).in_attention and len(ctxext.schedule_of(model).stages) == 1:
+        pytest.skip("its attention is the model's own, which takes any mask")
+    if how == "is_causal":
+        model.config.is_causal = False
+        for layer in model.model.layers:
+            layer.self_attn.is_causal = False
+    else:
+        mask = torch.ones(80, 80, dtype=torch.bool)
+        if how.startswith("prefix"):
+            mask = mask.tril()
+            mask[:, :72] |= torch.arange(80)[:, None] < 72
+        if how.endswith("cached"):
+            with torch.no_grad():
+                given["cache"] = model(ids[:, :70], use_cache=True).cache
+            ids, mask = ids[:, 70:], mask[70:]
+        as_float = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        given["attention_mask"] = (as_float if how == "prefix mask" else mask)[None, None]
+    with pytest.raises(CtxextError, match="see later ones"):
+        model(ids, **given)
 
 
 def test_an_unpatched_model_feeds_alike(tokens):

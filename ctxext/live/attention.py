@@ -23,6 +23,7 @@ from transformers import AttentionInterface
 from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
+from .blocks import check_causal
 from .cache import joined, layer_of, positions_held, remember
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
@@ -60,6 +61,7 @@ class Layer:
     cache_name: str
     encoding: LiveEncoding
     digest: str
+    first: bool
 
 
 class _Config:
@@ -74,8 +76,8 @@ class _Config:
         return getattr(self._config, name)
 
 
-def wrap(module: Foreign, encoding: LiveEncoding, patched: Patched) -> None:
-    """Give one attention module its forward and its view of the config.
+def wrap(module: Foreign, encoding: LiveEncoding, patched: Patched, *, first: bool) -> None:
+    """Give one attention module its forward and its view of the config. first: it looks at the mask for all.
 
     Raises CtxextError for a family whose attention doesn't go through transformers' attention functions.
     """
@@ -90,7 +92,7 @@ def wrap(module: Foreign, encoding: LiveEncoding, patched: Patched) -> None:
             f"{type(module).__name__} computes attention itself, without transformers' attention functions",
             hint="use a method that is a frequency table or staged (see `ctxext methods`)",
         )
-    layer = Layer(module, inner, cache_name, encoding, digest(encoding.schedule))
+    layer = Layer(module, inner, cache_name, encoding, digest(encoding.schedule), first)
     patched.set_view(module, _Config(module.config, layer))
     patched.set_forward(module, functools.partial(_forward, layer))
 
@@ -109,6 +111,9 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
     held = layer_of(cache, module, layer.digest)
     before = positions_held(held, batch) if held is not None else None
+    if layer.first:
+        past = 0 if before is None else before.shape[1]
+        check_causal(module, kwargs.get("attention_mask"), past, layer.encoding.schedule.method)
     if layer.encoding.own_rotation:
         position_embeddings = unrotated(position_embeddings)
     # Among the keywords that transformers passes on to attention functions, and not kept in the model: several

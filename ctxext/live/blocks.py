@@ -1,4 +1,4 @@
-"""Attention a block of queries at a time: which queries, and which keys each of them may see."""
+"""Which keys a query may see: by any backend's mask, for a block of queries at a time; and that none is later."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+
+from ..errors import CtxextError
+from . import Foreign
 
 BLOCK = 2**23
 """Elements of scores or of a bias that exist at a time: 32 MiB in float32."""
@@ -38,3 +41,31 @@ def visible(mask: Any, query: torch.Tensor, keys: int, part: slice) -> torch.Ten
     return create_mask(
         lambda b, h, q, k: inner(b, h, q + start, k), mask.shape[0], 1, part.stop - start, keys, device=str(device)
     )
+
+
+def check_causal(module: Foreign, mask: Any, past: int, method: str) -> None:
+    """Raise CtxextError if a call lets tokens see later ones, which stages and changed attention don't allow.
+
+    mask: of the call, in the backend's form. past: keys that the cache holds already.
+    """
+    config = getattr(module, "config", None)
+    free = getattr(module, "is_causal", True) is False or getattr(config, "is_causal", True) is False
+    if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+        step = max(1, BLOCK // (mask.shape[0] * mask.shape[3]))
+        for start in range(0, mask.shape[2], step):
+            part = mask[:, :, start : start + step]
+            seen = part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
+            # A pad may see whatever it likes: nobody reads what comes of it.
+            real = seen.diagonal(past + start, 2, 3)
+            later = seen.triu(past + start + 1)[:, :, : real.shape[-1]]
+            free = free or bool((later & real[..., None]).any())
+    elif mask is not None and not isinstance(mask, torch.Tensor):
+        keys = torch.arange(past + 1, mask.seq_lengths[1], device=mask.kv_indices.device)
+        zero = torch.zeros_like(keys)
+        free = free or bool(len(keys) and mask.mask_mod(zero, zero, zero, keys).any())
+    if free:
+        raise CtxextError(
+            "this call lets tokens see later ones (is_causal=False, or a mask that shows them): "
+            f"{method} is defined for causal attention only",
+            hint="use a static method, such as yarn",
+        )

@@ -80,7 +80,7 @@ def _knowing_its_stage(base: type, name: str) -> type:
             held = getattr(self, _HELD, None)
             if held is not None and not held.expected:
                 # Here a model adds keys that runs neither stages nor an attention of ours.
-                if _length(self):
+                if length_of(self):
                     raise _foreign()
                 delattr(self, _HELD)
             return super().update(*args, **kwargs)
@@ -108,7 +108,7 @@ def _knowing_its_stage(base: type, name: str) -> type:
         def crop(self, tokens_to_remove):
             super().crop(tokens_to_remove)
             if hasattr(self, _HELD):
-                setattr(self, _HELD, getattr(self, _HELD).shorter(abs(tokens_to_remove), _length(self)))
+                setattr(self, _HELD, getattr(self, _HELD).shorter(abs(tokens_to_remove), length_of(self)))
 
     Staged.__name__ = Staged.__qualname__ = name  # so that caches pickle
     return Staged
@@ -128,7 +128,7 @@ class Block:
 
     def __init__(self, rotary: StagedRotary, plan: Plan, layer: Any, batch: int):
         self.rotary, self.plan = rotary, plan
-        self.past = _length(layer)
+        self.past = length_of(layer)
         self.own = _as_made(layer, self.past) if self.past else None
         self.values = layer.values[:, :, : self.past] if self.past else None
         self.turned = None
@@ -191,7 +191,8 @@ def rows_of(values: Any, batch: int) -> list[int]:
     return list(values) if len(values) == batch else [values[0]] * batch
 
 
-def _length(layer: Any) -> int:
+def length_of(layer: Any) -> int:
+    """Keys that a cache layer holds; 0 without one."""
     return int(layer.get_seq_length()) if layer is not None else 0
 
 
@@ -237,15 +238,16 @@ def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
             f"this schedule can't turn the keys of a {type(layer).__name__}",
             hint="use DynamicCache or StaticCache, without quantization or a sliding window",
         )
-    if not _length(layer):
+    if not length_of(layer):
         return None
     held = getattr(layer, _HELD, None)
     if held is None or held.schedule != schedule:
         raise _foreign()
-    if held.positions.shape[1] != _length(layer):
+    known, there = held.positions.shape[1], length_of(layer)
+    if known != there:
         raise CtxextError(
-            f"this cache holds {_length(layer)} keys, the model made {held.positions.shape[1]}: some were taken or"
-            " put in from outside, so nobody knows which positions are left",
+            f"this cache holds {there} keys, the model made {known}: some were taken or put in from outside, "
+            "so nobody knows which positions are left",
             hint="use the cache's own crop, reorder_cache and batch methods, or start with an empty cache",
         )
     setattr(layer, _HELD, replace(held, expected=True))
@@ -286,7 +288,7 @@ def align(layer: Any, rotary: StagedRotary, stages: list[int], plan: Plan, batch
     now, positions = held.stages, held.positions_of(batch)
     if now == tuple(stages):
         return
-    length = _length(layer)
+    length = length_of(layer)
     own, keeps = _as_made(layer, length), _keeps_made(layer.keys)
     where = ("align", held.history, now, tuple(stages), keeps)
     if where not in plan.turns:

@@ -134,14 +134,15 @@ def _install(owner: Foreign, schedule: Schedule) -> None:
             # modules read theirs in every call: there it keeps the one that it was built from.
             replacement.config = config
         if isinstance(replacement, StagedRotary):
-            for module in attention_modules(owner):
-                staged_attention.wrap(module, replacement, patched)
+            for number, module in enumerate(attention_modules(owner)):
+                staged_attention.wrap(module, replacement, patched, first=number == 0)
         if schedule.encoding is not None:
             encoding = live_encoding(schedule, owner)
             encoding.install(patched)
             if schedule.in_attention:
-                for module in attention_modules(owner, unrotated=not encoding.own_rotation):
-                    attention.wrap(module, encoding, patched)
+                modules = attention_modules(owner, unrotated=not encoding.own_rotation)
+                for number, module in enumerate(modules):
+                    attention.wrap(module, encoding, patched, first=number == 0)
         verify(owner)
     except BaseException:
         patched.undo()

@@ -19,19 +19,24 @@ from torch import nn
 
 from ..errors import CtxextError
 from . import Foreign
-from .cache import Block, align, layer_of, remember, rows_of
+from .blocks import check_causal
+from .cache import Block, align, layer_of, length_of, remember, rows_of
 from .stages import Plan, Segment, StagedRotary
 from .undo import Patched
 
 
 @dataclass
 class Layer:
-    """One attention module, its own forward, the rotary of its decoder, and what it calls its cache."""
+    """One attention module, its own forward, the rotary of its decoder, and what it calls its cache.
+
+    first: it looks at the mask for all.
+    """
 
     module: Foreign
     inner: Callable
     rotary: StagedRotary
     cache_name: str
+    first: bool
 
 
 @dataclass
@@ -51,7 +56,7 @@ class StagedCall:
     options: dict[str, Any]
 
 
-def wrap(module: Foreign, rotary: StagedRotary, patched: Patched) -> None:
+def wrap(module: Foreign, rotary: StagedRotary, patched: Patched, *, first: bool) -> None:
     """Give one attention module its staged forward."""
     inner = module.forward
     name = next(
@@ -59,7 +64,7 @@ def wrap(module: Foreign, rotary: StagedRotary, patched: Patched) -> None:
     )
     if name is None:
         raise CtxextError(f"{type(module).__name__} takes no cache, so it can't run a staged schedule")
-    patched.set_forward(module, functools.partial(_forward, Layer(module, inner, rotary, name)))
+    patched.set_forward(module, functools.partial(_forward, Layer(module, inner, rotary, name, first)))
 
 
 def attention_modules(owner: Foreign, *, unrotated: bool = False) -> list[Foreign]:
@@ -94,6 +99,8 @@ def _forward(
         plan = rotary.plan(kwargs["position_ids"])
     cache = kwargs.pop(layer.cache_name, None)
     held = layer_of(cache, module, rotary.digest)
+    if layer.first:
+        check_causal(module, attention_mask, length_of(held), "a schedule of several stages")
     if len(plan.segments) > 1:
         call = StagedCall(plan, hidden_states, position_embeddings, attention_mask, cache, held, kwargs)
         return _segmented(layer, call)
