@@ -174,3 +174,18 @@ def test_a_sliding_window_is_removed_with_a_warning(tmp_path):
     with pytest.warns(CtxextWarning, match="window of 16 tokens"):
         out = ctxext.patch_checkpoint(tmp_path / "m", tmp_path / "out", method="yarn", factor=4).out
     assert ctxext.load(out).config.sliding_window is None
+
+
+@pytest.mark.parametrize(("told", "left"), [(64, None), (100, None), (500, 500), (None, None)])
+def test_generation_does_not_stop_at_the_old_length(told, left, llama_folder, tmp_path):
+    """A max_length below what the folder reads is dropped; everything else in generation_config.json stays."""
+    import shutil
+
+    source = tmp_path / "source"
+    shutil.copytree(llama_folder, source)
+    data = {"temperature": 0.7, "do_sample": True, **({} if told is None else {"max_length": told})}
+    (source / "generation_config.json").write_text(json.dumps(data))
+    out = ctxext.patch_checkpoint(source, tmp_path / "out", method="pi", factor=4).out
+    written = json.loads((out / "generation_config.json").read_text())
+    assert written.pop("max_length", None) == left
+    assert written == {"temperature": 0.7, "do_sample": True}

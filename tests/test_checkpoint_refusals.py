@@ -168,3 +168,30 @@ def test_a_kill_between_the_two_renames_gives_the_old_folder_back(llama_folder, 
     with pytest.raises(CtxextError, match="exists already"):
         ctxext.patch_checkpoint(llama_folder, target, method="yarn", factor=4)
     assert stored_schedule(read_config(target)).method == "pi"
+
+
+@pytest.mark.parametrize("existing", ["replace", "compose"])
+def test_layers_that_were_stopped_can_not_be_started_again(existing, llama_folder, tmp_path):
+    """config.json says in SmolLM3's words which layers rotate, and not what it said before."""
+    nope = ctxext.patch_checkpoint(llama_folder, tmp_path / "nope", method="nope", factor=2, every=2).out
+    with pytest.raises(CtxextError):
+        ctxext.patch_checkpoint(nope, tmp_path / "pi", method="pi", factor=2, existing=existing)
+    assert not (tmp_path / "pi").exists()
+
+
+@pytest.mark.parametrize("method", ["dynamic_ntk", "self_extend", "alibi", "t5_bias"])
+@pytest.mark.parametrize("told", [True, False])
+def test_what_no_live_model_could_run_is_not_written(method, told, tmp_path):
+    """Layers with windows, said in config.json or left to the family's class (older Gemma 2 folders)."""
+    from conftest import pico_model
+
+    source = tmp_path / "gemma"
+    pico_model("gemma2", sliding_window=16, query_pre_attn_scalar=16).save_pretrained(source)
+    if not told:
+        config = json.loads((source / "config.json").read_text())
+        del config["layer_types"]
+        (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CtxextError, match="needs full attention in every layer"):
+        ctxext.patch_checkpoint(source, tmp_path / "out", method=method, factor=4)
+    assert not (tmp_path / "out").exists()
+    ctxext.patch_checkpoint(source, tmp_path / "out", method="yarn", factor=4)

@@ -290,3 +290,17 @@ def test_ministral3_keeps_what_its_attention_reads(tokens, tmp_path):
         assert model.config.rope_parameters["llama_4_scaling_beta"] == 0.1
         model.save_pretrained(tmp_path / method)
         assert torch.equal(logits(ctxext.load(tmp_path / method).eval(), tokens), logits(model, tokens))
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic_ntk", "self_extend", "alibi", "t5_bias"])
+def test_under_another_default_dtype(method, tokens):
+    """A program that makes its models in bfloat16 by torch.set_default_dtype."""
+    want, model = pico_model(), pico_model()
+    ctxext.patch(want, method, 4)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        ctxext.patch(model, method, 4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    if method != "t5_bias":  # its table is made in the default dtype, as every new module is
+        assert torch.equal(logits(model, tokens), logits(want, tokens))

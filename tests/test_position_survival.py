@@ -271,3 +271,32 @@ def test_weights_without_their_method_are_no_silent_loss(tmp_path):
     with pytest.raises(CtxextError, match="the model has None") as error:
         ctxext.load(wrong)
     assert "options that it was trained with" in error.value.hint
+
+
+def test_learned_tables_outlive_other_methods_and_options(tokens):
+    model = pico_model(num_hidden_layers=2)
+    tables = {}
+    for buckets in (32, 16):
+        ctxext.patch(model, "t5_bias", 4, buckets=buckets)
+        with torch.no_grad():
+            model.model.ctxext_bias.table.normal_(generator=torch.Generator().manual_seed(buckets))
+        tables[buckets] = model.model.ctxext_bias.table.detach().clone()
+    ctxext.patch(model, "yarn", 4)
+    ctxext.patch(model, "alibi", 4)
+    for buckets in (32, 16, 32):
+        ctxext.patch(model, "t5_bias", 4, buckets=buckets)
+        assert torch.equal(model.model.ctxext_bias.table, tables[buckets])
+    ctxext.unpatch(model)
+    assert "ctxext" not in " ".join(model.state_dict())
+
+
+def test_a_learned_table_beside_offloaded_weights(tokens, tmp_path):
+    from accelerate import disk_offload
+
+    want = pico_model(num_hidden_layers=2)
+    ctxext.patch(want, "t5_bias", 4, start="alibi")
+    want = logits(want, tokens)
+    model = pico_model(num_hidden_layers=2)
+    disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    ctxext.patch(model, "t5_bias", 4, start="alibi")
+    torch.testing.assert_close(logits(model, tokens), want)

@@ -140,18 +140,31 @@ def leaves_implicit(model_type: str, name: str) -> bool:
     return re.search(rf"\b{name}", _source(model_type, "configuration") or "") is not None
 
 
-def implicit_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` as the family's class fills them in where config.json is silent; {} for a strange family.
-
-    Nested by layer type where it keeps several. A scaling stays out: it adds nothing, and may be damaged.
-    """
+def _filled_in(config: Mapping[str, Any]) -> Any:
+    """The family's config object for a config.json, without its scaling, which may be damaged; None if unknown."""
     from transformers import CONFIG_MAPPING
 
     model_type = config.get("model_type", "")
     if model_type not in CONFIG_MAPPING:
-        return {}
+        return None
     plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
-    return dict(getattr(CONFIG_MAPPING[model_type].from_dict(plain), "rope_parameters", None) or {})
+    return CONFIG_MAPPING[model_type].from_dict(plain)
+
+
+def implicit_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` as the family's class fills them in where config.json is silent; {} for a strange family.
+
+    Nested by layer type where it keeps several. A scaling stays out: it adds nothing.
+    """
+    return dict(getattr(_filled_in(config), "rope_parameters", None) or {})
+
+
+def layer_types(config: Mapping[str, Any]) -> set[str]:
+    """The types of a model's layers, as config.json or the family's class says; empty if it has no such thing."""
+    said = config.get("layer_types")
+    if said is None and leaves_implicit(config.get("model_type", ""), "layer_types"):
+        said = getattr(_filled_in(config), "layer_types", None)
+    return set(said or ())
 
 
 def only_longrope(model_type: str) -> bool:

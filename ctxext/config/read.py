@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from ..errors import CtxextError, check_choice
+from ..methods.nope import UnrotatedLayers
 from ..rope import Rope, Schedule, unpatched
 from .block import read_block
+from .families import SCALED_LAYERS
 from .keys import number, original_length, rope_parameters, rotary_dim, sliding_window
 from .meaning import published_scaling
 
@@ -80,6 +82,12 @@ def read_rope(
     now = read_schedule(config, trained_length)
     if now.method == "none":
         return now.rope
+    if existing == "replace" and isinstance(now.encoding, UnrotatedLayers):
+        # The config says them in its own words, and what it said before isn't known.
+        raise CtxextError(
+            f"{now.method} stopped some layers of this checkpoint from rotating, which can't be undone here",
+            hint="patch the checkpoint that it was made from",
+        )
     if existing == "replace":
         return Rope(now.rope.theta, now.rope.dim, trained_length or now.rope.trained_length)
     if existing == "refuse":
@@ -101,6 +109,18 @@ def read_rope(
         # Their factor says nothing of the length: Llama 3.1 has factor 8, original length 8192 and reads 131072.
         length = max(length, int(number(config, "max_position_embeddings") or 0))
     return Rope(now.rope.theta, now.rope.dim, length, ratios, now.stages[0].attention_scale)
+
+
+def check_layers(schedule: Schedule, layer_types: Callable[[], Iterable[str]]) -> None:
+    """Raise CtxextError for a schedule that needs full attention in every layer, and layers of other types."""
+    if len(schedule.stages) == 1 and not schedule.in_attention:
+        return
+    kinds = set(layer_types())
+    if kinds - {SCALED_LAYERS}:
+        raise CtxextError(
+            f"{schedule.method} needs full attention in every layer, this model has {sorted(kinds)}",
+            hint="use a static method, such as yarn",
+        )
 
 
 def native_schedule(config: Mapping[str, Any], trained_length: int | None = None) -> Schedule | None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import methods
-from ..config.families import require_support
+from ..config.families import layer_types, require_support
 from ..config.keys import sliding_window, window_message
-from ..config.read import Existing, read_rope
+from ..config.read import Existing, check_layers, read_rope
 from ..config.rope_parameters import Fallback
 from ..config.write import write_config
 from ..errors import CtxextError, check_choice, warn
@@ -54,6 +54,7 @@ class Request:
         require_support(config, trust_remote_code=self.trust_remote_code)
         rope = read_rope(config, trained_length=self.trained_length, existing=self.existing)
         schedule = methods.schedule(rope, self.method, self.factor, **self.method_options)
+        check_layers(schedule, lambda: layer_types(config))
         return schedule, patched_config(config, schedule, fallback=self.fallback, target=self.target)
 
 
@@ -183,13 +184,14 @@ def write_patched(
     written = {
         "config.json": config,
         "tokenizer_config.json": longer_tokenizer(folder, schedule.max_length),
+        "generation_config.json": longer_generation(folder, schedule.max_length),
     }
     linked = copied = 0
     with replacing(target, force=force) as temporary:
         for relative in model_files(folder):
             # The source's own card describes the source; it stays readable under another name.
             renamed = Path("README.base.md") if str(relative) == "README.md" else relative
-            if str(relative) in written:
+            if written.get(str(relative)) is not None:
                 continue
             size = (folder / relative).stat().st_size
             if link_or_copy(folder / relative, temporary / renamed, link=link and relative.suffix in WEIGHTS):
@@ -232,3 +234,14 @@ def check_out(model: str | os.PathLike, out: Path, force: bool) -> None:
         check_overwrite(Path(os.path.abspath(out.expanduser())), force)
     else:
         check_target(resolve(model), out, force)
+
+
+def longer_generation(folder: Path, length: int) -> dict[str, Any] | None:
+    """generation_config.json without a max_length that would end the default generate() early; None: as it is."""
+    path = folder / "generation_config.json"
+    try:
+        data = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise CtxextError(f"{path} is damaged: {error}") from error
+    told = data.pop("max_length", None)
+    return data if isinstance(told, int) and told < length else None

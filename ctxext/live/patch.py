@@ -17,7 +17,7 @@ from .. import methods
 from ..config.block import digest
 from ..config.families import SCALED_LAYERS, unsupported_reason
 from ..config.keys import sliding_window, window_message
-from ..config.read import Existing, read_rope
+from ..config.read import Existing, check_layers, read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
 from . import Foreign, attention, staged_attention
@@ -152,12 +152,7 @@ def _install(owner: Foreign, schedule: Schedule) -> None:
 def _rotary_for(owner: Foreign, schedule: Schedule) -> Foreign:
     """The rotary module for any schedule."""
     config = owner.rotary_emb.config
-    kinds = getattr(config, "layer_types", None) or ()
-    if (len(schedule.stages) > 1 or schedule.in_attention) and set(kinds) - {SCALED_LAYERS}:
-        raise CtxextError(
-            f"{schedule.method} needs full attention in every layer, this model has {sorted(set(kinds))}",
-            hint="use a static method, such as yarn",
-        )
+    check_layers(schedule, lambda: getattr(config, "layer_types", None) or ())
     if len(schedule.stages) == 1:
         return build(owner.rotary_emb, config, schedule)
     modules = build_stages(owner.rotary_emb, config, schedule)

@@ -183,7 +183,8 @@ def find_layout(attention: Foreign, rotary: Foreign) -> str:
     table = ((angle.cos() * rotary.attention_scaling).float(), (angle.sin() * rotary.attention_scaling).float())
     sizes = dict.fromkeys([getattr(attention, "head_dim", 2 * angle.shape[-1]), 2 * angle.shape[-1]])
     for size in sizes:
-        key = torch.randn(1, 1, 3, size, generator=torch.Generator().manual_seed(0)).to(positions.device)
+        seeded = torch.Generator().manual_seed(0)
+        key = torch.randn(1, 1, 3, size, dtype=torch.float32, generator=seeded).to(positions.device)
         try:
             turned = rotate(key, key, cos, sin)[1]
         except (RuntimeError, TypeError):

@@ -73,11 +73,12 @@ class Patched:
         What was learned under a patch outlives it: the same patch, applied again, finds its weights (a temperature
         is fitted by patching many times over).
         """
-        # A list hides a module from the decoder's own ones while it isn't in use.
-        kept = self.owner.__dict__.get(_KEPT)
-        if kept is None or kept[0] != self.schedule.encoding:
-            kept = self.owner.__dict__[_KEPT] = (self.schedule.encoding, [made])
-        self.owner.add_module(LEARNED, kept[1][0].to(self.owner.get_input_embeddings().weight.device))
+        # A dict hides modules from the decoder's own ones while they aren't in use.
+        kept = self.owner.__dict__.setdefault(_KEPT, {})
+        module = kept.setdefault(self.schedule.encoding, made)
+        device = self.owner.get_input_embeddings().weight.device
+        # Offloaded weights have a place that holds nothing; the table is small and stays where it was made.
+        self.owner.add_module(LEARNED, module if device.type == "meta" else module.to(device))
 
     def config_before(self) -> dict[str, Any]:
         """The decoder's config as a dict, with the values that it had before the patch."""
@@ -107,6 +108,6 @@ class Patched:
         kept = self.owner.__dict__.get(_KEPT)
         if kept is not None and hasattr(self.owner, LEARNED):
             # Its weights, as they are now, are kept.
-            kept[1][0] = getattr(self.owner, LEARNED)
+            kept[self.schedule.encoding] = getattr(self.owner, LEARNED)
             delattr(self.owner, LEARNED)
         delattr(self.owner, _STATE)
