@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import CtxextError
+from .errors import CtxextError, warn
 
 WEIGHTS = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"))
 _WHOLE = ("model", "pytorch_model", "adapter_model")
@@ -22,11 +22,19 @@ _SKIPPED = frozenset((".git", ".cache", "__pycache__"))
 
 
 def model_files(folder: Path) -> Iterator[Path]:
-    """Every file of a model folder, as paths relative to it."""
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder)
-        if path.is_file() and not _SKIPPED & set(relative.parts):
-            yield relative
+    """Every file of a model folder, as paths relative to it, links followed. Warns of a link to nothing."""
+    found, seen = [], set()
+    for root, inner, names in os.walk(folder, followlinks=True):
+        here = os.path.realpath(root)
+        inner[:] = [] if here in seen else [name for name in inner if name not in _SKIPPED]
+        if here not in seen:
+            found += [Path(root) / name for name in names]
+        seen.add(here)
+    for path in sorted(found):
+        if path.is_file():
+            yield path.relative_to(folder)
+        elif path.is_symlink():
+            warn(f"{path} is a link to nothing and is left out: download it again, or remove the link")
 
 
 def has_weights(folder: Path) -> bool:
@@ -106,7 +114,8 @@ def replacing(out: Path, *, force: bool) -> Iterator[Path]:
     the next call. Raises CtxextError if `out` exists and not `force`, if it isn't a model folder (so that
     --force can't take away anything else), and for a full disk or a folder that can't be written.
     """
-    out = Path(os.path.abspath(out.expanduser()))
+    # A link stays a link: what it points to is replaced.
+    out = out.expanduser().resolve()
     _clear_leftovers(out)
     check_overwrite(out, force)
     temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
@@ -133,7 +142,7 @@ def replacing_file(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
     Raises CtxextError if `out` is a folder, or a file and not `force`, and for a full disk or a folder that can't
     be written.
     """
-    out = Path(os.path.abspath(out.expanduser()))
+    out = out.expanduser().resolve()
     _clear_leftovers(out)
     if out.is_dir():
         raise CtxextError(f"{out} is a folder", hint="give a file name with -o")

@@ -195,3 +195,42 @@ def test_what_no_live_model_could_run_is_not_written(method, told, tmp_path):
         ctxext.patch_checkpoint(source, tmp_path / "out", method=method, factor=4)
     assert not (tmp_path / "out").exists()
     ctxext.patch_checkpoint(source, tmp_path / "out", method="yarn", factor=4)
+
+
+def test_links_in_a_source_are_followed(llama_folder, tmp_path):
+    """Linked files and folders come along, a circle of links ends, and a link to nothing is told of."""
+    source, elsewhere = tmp_path / "source", tmp_path / "elsewhere"
+    source.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "notes.txt").write_text("x")
+    (elsewhere / "round").symlink_to(source)
+    for path in llama_folder.iterdir():
+        (source / path.name).symlink_to(path)
+    (source / "more").symlink_to(elsewhere)
+    (source / "tokenizer.model").symlink_to(tmp_path / "gone")
+    with pytest.warns(UserWarning, match="tokenizer.model is a link to nothing"):
+        out = ctxext.patch_checkpoint(source, tmp_path / "out", method="pi", factor=2).out
+    assert (out / "more" / "notes.txt").read_text() == "x"
+    assert not (out / "tokenizer.model").exists()
+    assert not (out / "more" / "round" / "config.json").exists()
+    assert stored_schedule(read_config(out)).method == "pi"
+
+
+def test_a_target_that_is_a_link_stays_one(llama_folder, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    for method in ("pi", "yarn"):
+        ctxext.patch_checkpoint(llama_folder, tmp_path / "out", method=method, factor=2, force=True)
+        assert (tmp_path / "out").is_symlink()
+        assert stored_schedule(read_config(tmp_path / "disk")).method == method
+    assert {p.name for p in tmp_path.iterdir()} == {"disk", "out"}
+
+
+def test_a_target_inside_the_source(llama_folder, tmp_path):
+    import shutil
+
+    source = tmp_path / "source"
+    shutil.copytree(llama_folder, source)
+    with pytest.raises(CtxextError, match="lies inside the model to patch"):
+        ctxext.patch_checkpoint(source, source / "yarn", method="yarn", factor=4)
+    assert not (source / "yarn").exists()

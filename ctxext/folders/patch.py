@@ -163,8 +163,14 @@ def write(
 def check_target(folder: Path, target: Path, force: bool) -> None:
     """Raise CtxextError if a patched copy of `folder` can't become `target`, before any work is done for it."""
     target = Path(os.path.abspath(target.expanduser()))
-    if target.exists() and folder.resolve().is_relative_to(target.resolve()):
+    source, goal = folder.resolve(), target.resolve()
+    if target.exists() and source.is_relative_to(goal):
         raise CtxextError(f"{target} is, or holds, the model to patch", hint="write to another folder with -o")
+    if goal.is_relative_to(source):
+        raise CtxextError(
+            f"{target} lies inside the model to patch, whose files it would hold next time",
+            hint="write to another folder with -o",
+        )
     check_overwrite(target, force)
 
 
