@@ -261,10 +261,12 @@ def remember(
     stages: list[int],
     positions: torch.Tensor,
     made: torch.Tensor | None = None,
+    known: dict[int, torch.Tensor] | None = None,
 ) -> None:
     """Note what this module's layer of the cache holds after a call; see `Held`.
 
-    positions: of the call's tokens, (rows, tokens). made: None if it is as it was.
+    positions: of the call's tokens, (rows, tokens). made: None if it is as it was. known: `Plan.held`, by which
+    the layers of a call share one tensor of positions.
     """
     layer = cache.layers[module.layer_idx]
     if type(layer) in _KNOWN:
@@ -272,7 +274,10 @@ def remember(
     before: Held | None = getattr(layer, _HELD, None)
     history = hash((before.history if before else 0, tuple(positions.flatten().tolist())))
     if before is not None:
-        positions = before.followed_by(positions)
+        known = {} if known is None else known
+        if history not in known:
+            known[history] = before.followed_by(positions)
+        positions = known[history]
         made = before.made if made is None else made
     setattr(layer, _HELD, Held(schedule, tuple(stages), positions, history, made=made))
 

@@ -116,7 +116,7 @@ def _forward(
         **kwargs,
     )
     if cache is not None:
-        remember(cache, module, rotary.digest, stages, plan.positions)
+        remember(cache, module, rotary.digest, stages, plan.positions, known=plan.held)
     return answer
 
 
@@ -153,7 +153,7 @@ def _segmented(layer: Layer, call: StagedCall) -> tuple[torch.Tensor, torch.Tens
         if call.held is not None and block.past:
             align(call.held, rotary, final, plan, batch)
         call.cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
-        remember(call.cache, module, rotary.digest, final, plan.positions, block.made())
+        remember(call.cache, module, rotary.digest, final, plan.positions, block.made(), plan.held)
     return torch.cat(outputs, 1), _join_weights(weights)
 
 

@@ -32,7 +32,8 @@ class Plan:
     """The stages of one call, worked out once and used by every layer.
 
     positions: (rows, tokens), rows = 1 if all sequences of the batch share them. segments: in order, covering
-    the call. turns: cos and sin by which earlier keys are turned for a segment, made when first needed.
+    the call. turns: cos and sin by which earlier keys are turned for a segment, made when first needed. held: the
+    positions of all keys after the call, by the history of a cache.
     """
 
     positions: torch.Tensor
@@ -40,6 +41,7 @@ class Plan:
     last: list[int]
     turns: dict[Any, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     masks: dict[Any, torch.Tensor] = field(default_factory=dict)
+    held: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 class Planned(tuple):
