@@ -1,4 +1,4 @@
-"""Written by experiments/stubs.py."""
+"""Written by python -m experiments.stubs."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, overload

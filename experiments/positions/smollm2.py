@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import terminal
-from ctxext.evals import Dtype
+from ctxext.folders.source import ModelDtype
 from experiments.smollm2 import material
 from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
 from experiments.tables import short, table
@@ -29,7 +29,7 @@ BESIDE = ("unpatched", "crop control", "yarn x2", "ntk x2", "dynamic_yarn x2", "
 STORED = Path(__file__).parents[1] / "results" / "smollm2" / "results.json"
 
 
-def measure(out: Path, *, methods: list[str], dtype: Dtype) -> dict[str, dict[str, Any]]:
+def measure(out: Path, *, methods: list[str], dtype: ModelDtype) -> dict[str, dict[str, Any]]:
     """Perplexity documents by method; those that `out` has aren't measured again."""
     from ctxext import files, text
     from ctxext.evals import perplexity, results
@@ -78,7 +78,7 @@ def tables(found: dict[str, dict], stored: dict[str, dict]) -> str:
 def main(
     out: Annotated[Path, typer.Option("-o", "--out")] = Path("out/smollm2-positions"),
     methods: Annotated[str, typer.Option(help="Comma-separated.")] = ",".join((*REPLACED, *REGROUPED)),
-    dtype: Dtype = "bfloat16",
+    dtype: ModelDtype = "bfloat16",
 ) -> None:
     """Measure and print the table."""
     from ctxext import files

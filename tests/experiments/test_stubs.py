@@ -1,7 +1,7 @@
 """What editors are told of `ctxext.patch`."""
 
 from ctxext import methods
-from experiments import stubs
+from experiments.stubs import __main__ as stubs
 
 
 def test_the_stub_is_what_the_registry_says():

@@ -7,6 +7,7 @@ Read from the registry and from patch.py, so that nothing is listed by hand; a t
 
 from __future__ import annotations
 
+import argparse
 import ast
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ctxext import methods
 
-SOURCE = Path(__file__).parents[1] / "ctxext" / "live" / "patch.py"
+SOURCE = Path(__file__).parents[2] / "ctxext" / "live" / "patch.py"
 STUB = SOURCE.with_suffix(".pyi")
 COMMON = 'trained_length: int | None = None, existing: Existing = "refuse"'
 
@@ -33,7 +34,7 @@ def stub() -> str:
     )
     text = "\n".join(
         [
-            '"""Written by experiments/stubs.py."""',
+            '"""Written by python -m experiments.stubs."""',
             "",
             "from collections.abc import Mapping",
             "from typing import Any, Literal, overload",
@@ -69,4 +70,5 @@ def spelled(annotation: typing.Any) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     STUB.write_text(stub())
