@@ -25,7 +25,7 @@ from .encoding import live_encoding
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staged_attention import attention_modules
 from .stages import StagedRotary, find_layout
-from .undo import Patched
+from .undo import Patched, own_config
 
 
 def patch(
@@ -119,7 +119,10 @@ def find_decoder(model: Foreign) -> Foreign:
     return owners[0]
 
 
+# Tensors made in inference mode couldn't be trained with after it.
+@torch.inference_mode(False)
 def _install(owner: Foreign, schedule: Schedule) -> None:
+    own_config(owner)
     rotary = owner.rotary_emb
     config = rotary.config
     replacement = _rotary_for(owner, schedule)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from ..rope import Schedule
 from . import Foreign
@@ -18,6 +21,39 @@ _KEPT = "_ctxext_learned"
 
 class _MISSING:
     """Stands for an attribute that wasn't there. A class, as copies and pickles of a model keep its identity."""
+
+
+def own_config(owner: Foreign) -> None:
+    """Give the model that `owner` is the decoder of a config that no other model has.
+
+    Models may be built from one config object, which a patch of one mustn't change for the others. Within the model
+    it stays one object, for wrappers too, and configs that hold it (of a model with a vision part) hold the copy.
+    """
+    modules = {m for whole in _around(owner) for m in whole.modules()}
+    inner, memo = owner.rotary_emb.config, {}
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if _reaches(value, inner):
+                setattr(module, name, copy.deepcopy(value, memo))
+
+
+def _around(owner: Foreign) -> list[nn.Module]:
+    """The decoder and all modules that it is part of: whoever patches an inner model may save the outer one."""
+    # A module doesn't know what it is in. type(), as isinstance would ask lazy objects for their class.
+    found = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_modules" in vars(o)]
+    around, new = [owner], [owner]
+    while new:
+        new = [m for m in found if any(c is n for c in vars(m)["_modules"].values() for n in new)]
+        new = [m for m in new if not any(m is known for known in around)]
+        around += new
+    return around
+
+
+def _reaches(value: Any, inner: Any) -> bool:
+    """Whether a config is `inner` or holds it."""
+    if value is inner:
+        return True
+    return isinstance(value, PretrainedConfig) and any(_reaches(v, inner) for v in vars(value).values())
 
 
 @dataclass
@@ -88,13 +124,7 @@ class Patched:
 
     def undo(self) -> None:
         """Give everything back as it was."""
-        config = self.rotary.config
         self.owner.rotary_emb = self.rotary
-        for key, value in self.config.items():
-            if value is _MISSING:
-                delattr(config, key)
-            else:
-                setattr(config, key, value)
         for module, window in self.windows:
             module.sliding_window = window
         for module, forward in self.forwards.items():
@@ -111,3 +141,11 @@ class Patched:
             kept[self.schedule.encoding] = getattr(self.owner, LEARNED)
             delattr(self.owner, LEARNED)
         delattr(self.owner, _STATE)
+        # A copy again: a model may have been built from the config of this one while it was patched.
+        own_config(self.owner)
+        config = self.owner.rotary_emb.config
+        for key, value in self.config.items():
+            if value is _MISSING:
+                delattr(config, key)
+            else:
+                setattr(config, key, value)
