@@ -1,12 +1,14 @@
 """One config object in several models, and several holders in one model."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from conftest import logits, pico_config, pico_model
 
 import ctxext
+from ctxext.errors import CtxextError
 
 
 def twins():
@@ -79,7 +81,7 @@ def test_a_config_inside_another_is_patched_there_for_one_model_alone():
     from torch import nn
     from transformers import LlamaForCausalLM, LlavaConfig
 
-    outer = LlavaConfig(text_config=pico_config())
+    outer: Any = LlavaConfig(text_config=pico_config())
 
     class Whole(nn.Module):
         def __init__(self):
@@ -108,3 +110,15 @@ def test_a_patch_made_in_inference_mode_can_be_trained_with(method, tokens):
     torch.testing.assert_close(out.logits, inside.clone(), atol=1e-4, rtol=0)
     out.loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic_ntk", "alibi", "t5_bias", "rerope"])
+def test_a_model_without_weights_is_told_to_load_them_first(method, tokens):
+    with torch.device("meta"):
+        model = pico_model()
+    config = model.config.to_dict()
+    with pytest.raises(CtxextError, match="meta device") as refused:
+        ctxext.patch(model, method, 4)
+    assert "load the weights" in str(refused.value.hint)
+    assert model.config.to_dict() == config
+    assert ctxext.schedule_of(model) is None

@@ -21,6 +21,7 @@ from ..config.read import Existing, check_layers, read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
 from . import Foreign, attention, staged_attention
+from .cache import guard
 from .encoding import live_encoding
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staged_attention import attention_modules
@@ -122,6 +123,11 @@ def find_decoder(model: Foreign) -> Foreign:
 # Tensors made in inference mode couldn't be trained with after it.
 @torch.inference_mode(False)
 def _install(owner: Foreign, schedule: Schedule) -> None:
+    if table_of(owner.rotary_emb)[0].is_meta:
+        raise CtxextError(
+            "can't patch this model: it is on the meta device, its rotary module holds no frequencies",
+            hint="load the weights first (from_pretrained, or to_empty and load_state_dict), and patch it then",
+        )
     own_config(owner)
     rotary = owner.rotary_emb
     config = rotary.config
@@ -146,6 +152,13 @@ def _install(owner: Foreign, schedule: Schedule) -> None:
                 modules = attention_modules(owner, unrotated=not encoding.own_rotation)
                 for number, module in enumerate(modules):
                     attention.wrap(module, encoding, patched, first=number == 0)
+        if (
+            len(schedule.stages) == 1
+            and not schedule.in_attention
+            and (schedule.encoding or "sliding_window" in patched.config)
+        ):
+            for module in attention_modules(owner, unrotated=True):
+                guard(module, patched)
         verify(owner)
     except BaseException:
         patched.undo()

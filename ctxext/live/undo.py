@@ -26,8 +26,8 @@ class _MISSING:
 def own_config(owner: Foreign) -> None:
     """Give the model that `owner` is the decoder of a config that no other model has.
 
-    Models may be built from one config object, which a patch of one mustn't change for the others. Within the model
-    it stays one object, for wrappers too, and configs that hold it (of a model with a vision part) hold the copy.
+    Models may be built from one config object, and a patch of one mustn't change the others. Within the model it
+    stays one object, for wrappers too, and configs that hold it (of a model with a vision part) hold the copy.
     """
     modules = {m for whole in _around(owner) for m in whole.modules()}
     inner, memo = owner.rotary_emb.config, {}
