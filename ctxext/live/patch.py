@@ -42,7 +42,7 @@ def patch(
     """Make a live transformers model run `method` at `factor`, in place, and return the schedule.
 
     model: any decoder of transformers with the standard rotary embedding, wrapped by PEFT or compiled or
-        not, on any device that its weights are on. Patching it again replaces the earlier patch; it does not compose with it. A KV cache
+        not, on any device. Patching it again replaces the earlier patch; it does not compose with it. A KV cache
         holds what the earlier one computed: start with an empty one (refused otherwise, except between two static
         schedules, whose keys nothing tells apart).
     trained_length: tokens, when config.max_position_embeddings is not what the model was trained with.
