@@ -122,3 +122,31 @@ def test_a_model_without_weights_is_told_to_load_them_first(method, tokens):
     assert "load the weights" in str(refused.value.hint)
     assert model.config.to_dict() == config
     assert ctxext.schedule_of(model) is None
+
+
+def test_models_in_one_container_keep_their_own_config():
+    """A policy and its reference, as trainers hold them."""
+    from torch import nn
+
+    first, second = twins()
+    both = nn.ModuleDict({"policy": first, "reference": second})
+    ctxext.patch(first, "yarn", 4)
+    assert second.config is second.model.config
+    assert second.config.max_position_embeddings == 64
+    ctxext.patch(both["reference"], "yarn", 2)
+    ctxext.unpatch(first)
+    assert first.config.max_position_embeddings == 64
+    assert second.config.max_position_embeddings == 128
+
+
+@pytest.mark.parametrize("method", ["yarn", "dynamic_ntk", "alibi"])
+def test_the_config_of_a_model_alone_stays_the_same_object(method, monkeypatch):
+    """And nothing searches the heap of the process for others that hold it."""
+    model = pico_model()
+    monkeypatch.setattr("ctxext.live.undo._parts", None)
+    known = id(model.config)
+    for factor in (4, 2):
+        ctxext.patch(model, method, factor)
+        assert id(model.config) == known
+    ctxext.unpatch(model)
+    assert id(model.config) == known

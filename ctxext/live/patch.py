@@ -70,12 +70,12 @@ def apply(model: Foreign, schedule: Schedule) -> None:
     owner = find_decoder(model)
     before = Patched.of(owner)
     if before:
-        before.undo()
+        before.undo(model)
     try:
-        _install(owner, schedule)
+        _install(model, owner, schedule)
     except BaseException:
         if before:
-            _install(owner, before.schedule)
+            _install(model, owner, before.schedule)
         raise
 
 
@@ -88,7 +88,7 @@ def unpatch(model: Foreign) -> None:
     state = Patched.of(owner)
     if state is None:
         raise CtxextError("this model isn't patched")
-    state.undo()
+    state.undo(model)
 
 
 def schedule_of(model: Foreign) -> Schedule | None:
@@ -122,13 +122,13 @@ def find_decoder(model: Foreign) -> Foreign:
 
 # Tensors made in inference mode couldn't be trained with after it.
 @torch.inference_mode(False)
-def _install(owner: Foreign, schedule: Schedule) -> None:
+def _install(model: Foreign, owner: Foreign, schedule: Schedule) -> None:
     if table_of(owner.rotary_emb)[0].is_meta:
         raise CtxextError(
             "can't patch this model: it is on the meta device, its rotary module holds no frequencies",
             hint="load the weights first (from_pretrained, or to_empty and load_state_dict), and patch it then",
         )
-    own_config(owner)
+    own_config(owner, model)
     rotary = owner.rotary_emb
     config = rotary.config
     replacement = _rotary_for(owner, schedule)
@@ -155,13 +155,13 @@ def _install(owner: Foreign, schedule: Schedule) -> None:
         if (
             len(schedule.stages) == 1
             and not schedule.in_attention
-            and (schedule.encoding or "sliding_window" in patched.config)
+            and (not schedule.is_static or "sliding_window" in patched.config)
         ):
             for module in attention_modules(owner, unrotated=True):
                 guard(module, patched)
         verify(owner)
     except BaseException:
-        patched.undo()
+        patched.undo(model)
         raise
 
 
