@@ -20,6 +20,7 @@ SCHEDULES = {
     "alibi": {"method": "alibi", "factor": 4},
     "nope": {"method": "nope", "factor": 4, "every": 2},
     "sinusoidal": {"method": "sinusoidal", "factor": 4},
+    "start tokens": {"method": "longrope", "factor": 4, "long_factor": [2.0] * 16, "start_tokens": 4},
 }
 STATIC = {"unpatched", "yarn"}
 
@@ -82,6 +83,23 @@ def test_an_emptied_cache_is_anybodys(name, kind, tokens):
         put(model, name)
         with pytest.raises(CtxextError, match="filled before the model was patched"):
             go_on(model, tokens[:, 60:70], cache)
+
+
+def test_an_emptied_cache_is_chosen_from_by_whoever_fills_it(tokens):
+    """What is remembered of the sequences that were in it says nothing of the new ones."""
+    model = pico_model()
+    put(model, "dynamic_ntk")
+    cache = cache_of(model, "dynamic")
+    go_on(model, tokens[:, :20], cache)
+    cache.reset()
+    put(model, "unpatched")
+    ids = tokens[:, :60].view(3, 20)
+    go_on(model, ids, cache)
+    chosen = torch.tensor([2, 0])
+    cache.batch_select_indices(chosen)
+    more = tokens[:, 60:70].view(2, 5)
+    want = logits(model, torch.cat((ids[chosen], more), 1))[:, 20:]
+    torch.testing.assert_close(go_on(model, more, cache), want, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in STATIC])

@@ -94,23 +94,20 @@ def _knowing_its_stage(base: type, name: str) -> type:
 
         def reorder_cache(self, beam_idx):
             super().reorder_cache(beam_idx)
-            self._select(beam_idx.tolist())
+            self._select(lambda rows: rows[beam_idx.cpu()])
 
         def batch_select_indices(self, indices):
             super().batch_select_indices(indices)
-            rows = torch.arange(self._batch())
-            self._select(rows[indices.cpu()].tolist())
+            self._select(lambda rows: rows[indices.cpu()])
 
         def batch_repeat_interleave(self, repeats):
             super().batch_repeat_interleave(repeats)
-            self._select([i for i in range(self._batch()) for _ in range(repeats)])
+            self._select(lambda rows: rows.repeat_interleave(repeats))
 
-        def _batch(self):
-            return len(getattr(self, _HELD).stages) if hasattr(self, _HELD) else 0
-
-        def _select(self, rows):
-            if hasattr(self, _HELD):
-                setattr(self, _HELD, getattr(self, _HELD).rows(rows))
+        def _select(self, chosen):
+            held = getattr(self, _HELD, None)
+            if held is not None and length_of(self):
+                setattr(self, _HELD, held.rows(chosen(torch.arange(len(held.stages))).tolist()))
 
         def crop(self, tokens_to_remove):
             super().crop(tokens_to_remove)
