@@ -64,6 +64,21 @@ def _reaches(value: Any, inner: Any) -> bool:
     return isinstance(value, PretrainedConfig) and any(_reaches(v, inner) for v in vars(value).values())
 
 
+def _get(config: Any, key: str) -> Any:
+    """A key of a config, or _MISSING. rope_scaling is saved if it is there, its attribute is rope_parameters."""
+    return vars(config).get(key, _MISSING) if key == "rope_scaling" else getattr(config, key, _MISSING)
+
+
+def _set(config: Any, key: str, value: Any) -> None:
+    """Give a key of a config the value that `_get` found, or another one."""
+    if value is _MISSING:
+        vars(config).pop(key)
+    elif key == "rope_scaling":
+        vars(config)[key] = value
+    else:
+        setattr(config, key, value)
+
+
 @dataclass
 class Patched:
     """A patched decoder, `owner`, and what it was before.
@@ -93,8 +108,8 @@ class Patched:
     def set_config(self, key: str, value: Any) -> None:
         """Change a key of the decoder's config."""
         config = self.rotary.config
-        self.config.setdefault(key, getattr(config, key, _MISSING))
-        setattr(config, key, value)
+        self.config.setdefault(key, _get(config, key))
+        _set(config, key, value)
 
     def set_forward(self, module: Foreign, forward: Any) -> None:
         """Give one module of the instance another forward."""
@@ -153,10 +168,7 @@ class Patched:
         own_config(self.owner, model)
         config = self.owner.rotary_emb.config
         for key, value in self.config.items():
-            if value is _MISSING:
-                delattr(config, key)
-            else:
-                setattr(config, key, value)
+            _set(config, key, value)
 
     def _restore_views(self) -> None:
         # In a function of its own: no name of `undo` may hold the config when its holders are counted.
