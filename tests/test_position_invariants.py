@@ -114,8 +114,6 @@ def test_backends(method, tokens):
     model.set_attn_implementation("eager")
     torch.testing.assert_close(logits(model, tokens), want, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(chunks(model, tokens, 90), want, atol=TOLERANCE, rtol=0)
-    with torch.no_grad():
-        assert (model(tokens, output_attentions=True).attentions is not None) or "_" in method
 
 
 @pytest.mark.parametrize("method", ["alibi", "t5_bias", "self_extend"])

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..errors import CtxextError
 from . import Foreign
-from .blocks import check_causal, drop_packing
+from .blocks import check_causal, fit_options
 from .cache import CACHE_NAMES, Block, align, layer_of, length_of, remember, rows_of
 from .stages import Plan, Segment, StagedRotary
 from .undo import Patched
@@ -91,7 +91,7 @@ def _forward(
     module, rotary = layer.module, layer.rotary
     if args:
         raise CtxextError(f"{type(module).__name__} was called with positional arguments, which differ by family")
-    drop_packing(kwargs, layer.module.config)
+    fit_options(kwargs, layer.module.config)
     plan = getattr(position_embeddings, "plan", None)
     if plan is None:
         # Something on the way (an offloading hook) rebuilt the tuple.
