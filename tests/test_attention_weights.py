@@ -1,4 +1,4 @@
-"""`output_attentions=True`: the weights that made the output, or a refusal. (The formulas' own: attention_by_hand.)"""
+"""`output_attentions=True`: the weights that made the output, or a refusal. (By formula: attention_by_hand.)"""
 
 import pytest
 import torch

@@ -24,7 +24,7 @@ from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
 from .blocks import check_causal, fit_options
-from .cache import CACHE_NAMES, joined, layer_of, positions_held, remember
+from .cache import CACHE_NAMES, expect, joined, layer_of, positions_held, remember
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
 
@@ -117,6 +117,8 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
         check_causal(module, kwargs.get("attention_mask"), past, layer.encoding.schedule.method)
     if layer.encoding.own_rotation:
         position_embeddings = unrotated(position_embeddings)
+    if held is not None:
+        expect(held)
     # Among the keywords that transformers passes on to attention functions, and not kept in the model: several
     # threads may be in it at once.
     where = Positions(positions, before)

@@ -74,8 +74,8 @@ def check_causal(module: Foreign, mask: Any, past: int, method: str) -> None:
 def fit_options(options: dict[str, Any], config: Any) -> None:
     """Make the keywords of a call fit its backend.
 
-    What tells flash kernels where packed documents end is taken away from others, which read it from the mask. Raises
-    CtxextError if attention weights are asked of a backend that has none.
+    What tells flash kernels where packed documents end is taken away from others, which read it from the mask.
+    Raises CtxextError if attention weights are asked of a backend that has none.
     """
     backend = str(config._attn_implementation)
     if "flash" not in backend:
