@@ -11,7 +11,7 @@ from . import smollm3
 from .block import block
 from .families import SCALED_LAYERS, implicit_rope, per_layer_type
 from .keys import ORIGINAL, SCALING_KEYS, head_dim, rope_parameters
-from .rope_parameters import ANY, Fallback, Target, native_parameters
+from .rope_parameters import ANY, Fallback, Target, carrier, native_parameters
 
 
 def write_config(
@@ -36,9 +36,13 @@ def write_config(
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
     keys = {**native_parameters(said, config.get("model_type", ""), fallback, target, live), **kept}
-    if "llama_4_scaling_beta" in kept:
-        # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
-        keys[ORIGINAL] = schedule.rope.trained_length
+    grows_from = found.get(ORIGINAL) if "llama_4_scaling_beta" in kept else None
+    if grows_from:
+        # Attention itself reads both (Ministral 3): a temperature that grows beyond this length, whatever the rope
+        # says. Where the scaling needs another one under the same name, a table says the same without it.
+        if keys.get(ORIGINAL, grows_from) != grows_from and said.is_static and keys["rope_type"] != "longrope":
+            keys = {"rope_theta": keys["rope_theta"], **carrier(said), **kept}
+        keys[ORIGINAL] = grows_from
     if per_layer_type(config.get("model_type", "")):
         return _write_nested(new, keys, schedule)
     new["rope_parameters"] = keys

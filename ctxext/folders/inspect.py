@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.keys import head_dim, sliding_window
-from ..config.read import read_schedule
-from ..errors import UsageError
+from ..config.keys import head_dim, rope_parameters, sliding_window
+from ..config.read import native_schedule, read_schedule
+from ..errors import CtxextError, UsageError
 from ..plots import matplotlib
 from ..rope import Rope, Schedule
 from .source import display_name, is_gguf, peek, resolve
@@ -23,6 +24,17 @@ def wavelengths(schedule: Schedule) -> list[float | None]:
     return [2 * math.pi / f if f else None for f in schedule.stages[-1].inv_freq]
 
 
+def _now(config: Mapping[str, Any], trained_length: int | None) -> Schedule:
+    """What the model runs; of a scaling that depends on the call's length, what its weights know, by its name."""
+    try:
+        return read_schedule(config, trained_length)
+    except CtxextError:
+        native = native_schedule(config, trained_length)
+        if native is None:
+            raise
+        return replace(native, method=rope_parameters(config)["rope_type"])
+
+
 def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: int | None = None) -> dict[str, Any]:
     """Theta, trained length, present scaling, and per dimension the wavelength now and after each method.
 
@@ -31,7 +43,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     """
     config = peek(model)
     require_support(config, trust_remote_code=True)
-    now = read_schedule(config, trained_length)
+    now = _now(config, trained_length)
     rope = now.rope
     made, left_out = [], []
     for name, method in methods.all_methods().items():
