@@ -11,7 +11,7 @@ from . import smollm3
 from .block import block
 from .families import SCALED_LAYERS, implicit_rope, per_layer_type
 from .keys import ORIGINAL, SCALING_KEYS, head_dim, rope_parameters
-from .rope_parameters import ANY, Fallback, Target, carrier, native_parameters
+from .rope_parameters import ANY, Fallback, Target, carrier, native_parameters, refused
 
 
 def write_config(
@@ -48,6 +48,9 @@ def write_config(
     new["rope_parameters"] = keys
     plain = keys["rope_type"] == "default"
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
+    if live and not schedule.is_static:
+        # Read first when it is loaded, and not looked at when it is saved.
+        new["rope_scaling"] = refused(schedule, config.get("model_type", ""))
     new["rope_theta"] = keys["rope_theta"]
     if "rotary_emb_base" in config:
         new["rotary_emb_base"] = keys["rope_theta"]
