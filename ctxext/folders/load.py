@@ -6,6 +6,7 @@ import codecs
 import copy
 import os
 import traceback
+import typing
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..files import read_config
 from ..rope import Schedule, unpatched
 from .adapter import check_base, read_adapter
 from .heads import auto_class
-from .source import HUB_OPTIONS, PLACE_OPTIONS, resolve
+from .source import HUB_OPTIONS, PLACE_OPTIONS, SourceDtype, resolve
 from .weights import check_weights, has_weights, tensor_files
 
 
@@ -42,7 +43,11 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     UsageError for an attention that can't be had, or another rope for a folder whose schedule is applied here.
     """
     names = (*HUB_OPTIONS, *PLACE_OPTIONS)
-    folder = resolve(path_or_id, **{name: kwargs[name] for name in names if kwargs.get(name) is not None})
+    place = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+    dtype = str(kwargs.get("dtype") or kwargs.get("torch_dtype")).removeprefix("torch.")
+    if dtype in typing.get_args(SourceDtype):
+        place["dtype"] = dtype
+    folder = resolve(path_or_id, **place)
     for name in PLACE_OPTIONS:
         kwargs.pop(name, None)
     if (folder / "adapter_config.json").is_file():
@@ -134,22 +139,23 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
     config = read_config(folder)
     if isinstance(kwargs.get("config"), (str, os.PathLike)):
         kwargs["config"] = transformers.AutoConfig.from_pretrained(kwargs["config"])
-    if schedule is not None:
-        kwargs = _with_original_rope(folder, config, schedule, kwargs)
-    elif kwargs.get("config") is None and (folder / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
-        # transformers' reader stops at a byte order mark.
-        kwargs = _with_config(folder, config, kwargs)
     name = auto_class(config)
     loader = getattr(transformers, name, transformers.AutoModelForCausalLM)
     model_class = _model_class(loader, config)
     _check_head(config, name, loader, model_class)
     kwargs = _with_attention(model_class, kwargs)
+    wanted = kwargs.get("attn_implementation")
+    if schedule is not None:
+        kwargs = _with_original_rope(folder, config, schedule, kwargs)
+    elif kwargs.get("config") is None and (folder / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
+        # transformers' reader stops at a byte order mark.
+        kwargs = _with_config(folder, config, kwargs)
     try:
         loaded = loader.from_pretrained(folder, **kwargs)
     except (ValueError, ImportError) as error:
-        if not _about_attention(error) or not kwargs.get("attn_implementation"):
+        if not (wanted and _about_attention(error)):
             raise
-        raise _no_attention(kwargs["attn_implementation"], str(error)) from error
+        raise _no_attention(wanted, str(error)) from error
     if schedule is not None:
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         apply(model, schedule)

@@ -11,6 +11,7 @@ from .. import terminal
 from ..config.keys import head_dim
 from ..errors import CtxextError
 from ..files import read_json
+from ..folders.heads import require_causal
 from ..folders.source import TINY
 from ..folders.weights import tensor_files
 from .recipe import AdapterSpec, Recipe
@@ -31,6 +32,7 @@ def describe(recipe: Recipe, processes: int | None = None) -> dict[str, Any]:
     if config is None:
         answer["notes"].append(f"no config.json of {recipe.model.path} on this machine: memory and time unknown")
         return answer | {"parameters": None, "trainable": None, "memory_gib": None, "hours": None}
+    require_causal(config, recipe.model.path, "training")
     shape = Shape(config)
     trainable = trainable_parameters(recipe.adapter, shape)
     memory = memory_bytes(recipe, shape, trainable)
