@@ -154,6 +154,13 @@ BROKEN = {
         "generation_length",
         "yarn",
     ),
+    "the old length by another name": (
+        scaled(**YARN) | {"seq_length": 64, "max_sequence_length": 64},
+        (),
+        {},
+        "lengths_differ",
+        "yarn",
+    ),
     "Mistral's window kept": (
         scaled(**YARN) | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64},
         (),

@@ -146,8 +146,8 @@ def patch(
     goal = out or folders.default_out(model, method, factor)
     if dry_run:
         schedule, config = folders.preview(model, asked, dtype=dtype)
-        folders.check_out(model, goal, force)
-        done = folders.Patched(goal, schedule, config, 0, 0)
+        left_out = folders.check_out(model, goal, force)
+        done = folders.Patched(goal, schedule, config, 0, 0, left_out)
     else:
         done = folders.write(model, goal, asked, dtype=dtype, force=force, link=link)
     if json:
@@ -206,10 +206,15 @@ def merge(
     done = run(adapter, out, base=base, dtype=dtype, force=force)
     if json:
         method = None if done.schedule is None else done.schedule.to_dict()
-        terminal.print_json({"out": str(done.out), "schedule": method, "rounding": done.rounding})
+        terminal.print_json(
+            {"out": str(done.out), "schedule": method, "rounding": done.rounding, "left_out": list(done.left_out)}
+        )
     else:
         moved = f"writing the sum moved logits by {done.rounding:.2g}"
         terminal.say(f"wrote {terminal.escape(str(done.out))}; read back exactly; {moved}")
+        if done.left_out:
+            names = terminal.escape(", ".join(done.left_out))
+            terminal.say(f"left out, as copies of the base without the adapter: {names}")
 
 
 app.command("search")(search)

@@ -17,6 +17,7 @@ from ..errors import CtxextError, UsageError
 from ..plots import matplotlib
 from ..rope import Rope, Schedule
 from .source import display_name, is_gguf, peek, resolve
+from .weights import second_copies
 
 
 def wavelengths(schedule: Schedule) -> list[float | None]:
@@ -85,6 +86,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
             for i in range(rope.size)
         ],
         "left_out": left_out,
+        "second_copies": [] if is_gguf(model) else [str(place) for place in second_copies(resolve(model))],
     }
 
 

@@ -53,7 +53,7 @@ def search_factors(
     attention_factor: float | None = None,
     seed: int = 0,
     dtype: ModelDtype = "auto",
-    attention: str = "sdpa",
+    attention: str = "auto",
     trained_length: int | None = None,
     existing: Existing = "extend",
     fallback: Fallback = "static",
@@ -167,9 +167,13 @@ class _Search:
             "strategy": options.strategy,
             "constants": strategies.constants(options.strategy, options.constants),
             "start_tokens": list(options.start_tokens),
-            "attention": options.attention,
+            "attention": self._attention(),
             **{name: getattr(options, name) for name in kept},
         }
+
+    def _attention(self) -> str:
+        asked = self.options.attention
+        return self.fitness.model.config._attn_implementation if asked == "auto" else asked
 
     def _load(self) -> Any:
         import torch
@@ -322,7 +326,7 @@ class _Search:
             draw(self.work, report, self.subject.rope, self.factor)
         except CtxextError:
             warn("no pictures were drawn: pip install 'ctxext[plot]'")
-        with (self.out / "README.md").open("a") as card:
+        with (self.out / "README.md").open("a", encoding="utf-8") as card:
             card.write(card_section(report))
         # A folder that was searched before has papers of its own, which came along.
         shutil.rmtree(self.out / "search", ignore_errors=True)

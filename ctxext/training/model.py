@@ -14,15 +14,17 @@ from ..config.families import require_support
 from ..config.read import read_rope
 from ..errors import CtxextError, UsageError
 from ..files import read_config
+from ..folders.heads import require_causal
 from ..folders.load import PEFT_NOISE, base_model, stored_schedule
 from ..live.t5_bias import T5Table
 from ..rope import Schedule
-from .recipe import AdapterSpec, Recipe
+from .recipe import AdapterSpec, Recipe, parallel_sizes
 
 
 def make_schedule(recipe: Recipe, folder: Path) -> Schedule | None:
     """What the recipe's method makes of this checkpoint; without a method, what its folder says, or None."""
     config = read_config(folder)
+    require_causal(config, folder, "training")
     spec, model = recipe.method, recipe.model
     if spec is None:
         return stored_schedule(config)
@@ -52,10 +54,12 @@ def target_of(recipe: Recipe, schedule: Schedule | None) -> int:
 
 def build(recipe: Recipe, folder: Path, schedule: Schedule | None) -> nn.Module:
     """The patched model in training mode, with its adapter, or all weights, trainable in float32."""
-    spec = recipe.adapter
+    spec, attention = recipe.adapter, recipe.model.attention
+    if attention == "auto" and parallel_sizes()[0] > 1:
+        attention = "sdpa"  # context parallel has nothing else
     options: dict[str, Any] = {
         "dtype": "auto" if recipe.model.dtype == "auto" else getattr(torch, recipe.model.dtype),
-        "attn_implementation": recipe.model.attention,
+        "attn_implementation": attention,
         "trust_remote_code": recipe.model.trust_remote_code,
     }
     if spec.quantize:

@@ -17,10 +17,11 @@ from ...config.read import base_rope, read_rope, read_schedule
 from ...config.rope_parameters import Fallback
 from ...config.write import write_config
 from ...errors import CtxextError
-from ...files import check_weights, read_config
+from ...files import read_config
 from ...runtimes.facts import readers, targets
 from ..adapter import CONFIG, Base, seal
 from ..source import resolve
+from ..weights import check_weights
 from .check import Found, check
 from .folder import Folder, drop_key, set_keys
 
@@ -61,7 +62,7 @@ def adapter_without_rope(folder: Folder) -> Found:
             shutil.copyfile(folder.path / CONFIG, Path(work) / CONFIG)
             seal(Path(work), Base.of(name, source), config, schedule)
             for file in ("config.json", CONFIG):
-                folder.files[file] = json.loads((Path(work) / file).read_text())
+                folder.files[file] = json.loads((Path(work) / file).read_text(encoding="utf-8"))
 
     yield CONFIG, what, f"seal it with linear scaling to {context} tokens", mend
 
