@@ -131,6 +131,11 @@ def native_parameters(
     return keys
 
 
+def refusal(schedule: Schedule) -> str:
+    """What stands where a runtime would look for something else, so that its error names ctxext.load."""
+    return f"ctxext {schedule.method} ({REFUSE})"
+
+
 def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
     """What plain transformers stops at, naming ctxext.load.
 
@@ -138,7 +143,7 @@ def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
     when it is written and read, and a TypeError when a model is built. Where nobody looks at it, lists of zeros
     make NaN of every angle.
     """
-    said = f"ctxext {schedule.method} ({REFUSE})"
+    said = refusal(schedule)
     if not longrope:
         return {"rope_type": said}
     zeros = [0.0] * schedule.rope.size
