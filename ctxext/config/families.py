@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError
+from .architectures import unguarded
 
 # Where rope_parameters is nested per layer type: the type whose rope is scaled.
 SCALED_LAYERS = "full_attention"
@@ -163,6 +164,7 @@ def _filled_in(config: Mapping[str, Any]) -> Any:
     model_type = config.get("model_type", "")
     if model_type not in CONFIG_MAPPING:
         return None
+    config = unguarded(config)
     plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
     return CONFIG_MAPPING[model_type].from_dict(plain)
 

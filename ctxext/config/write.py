@@ -8,10 +8,11 @@ from typing import Any
 from ..errors import CtxextError
 from ..rope import Schedule
 from . import smollm3
+from .architectures import guarded, unguarded
 from .block import block
 from .families import SCALED_LAYERS, implicit_rope, per_layer_type
 from .keys import ORIGINAL, SCALING_KEYS, head_dim, rope_parameters
-from .rope_parameters import ANY, Fallback, Target, carrier, native_parameters, refused
+from .rope_parameters import ANY, Fallback, Target, carrier, native_parameters, refusal, refused
 
 
 def write_config(
@@ -30,7 +31,7 @@ def write_config(
     live: for a model in memory, which can't become another architecture, and which its config class must be able
     to save.
     """
-    new, said = dict(config), schedule
+    new, said = unguarded(config), schedule
     if not live and smollm3.expressible(schedule, config.get("model_type", "")):
         new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
     found = rope_parameters(config)
@@ -64,7 +65,8 @@ def write_config(
         # Several of transformers' scaling functions multiply head_dim without looking whether it is there.
         new["head_dim"] = head_dim(config)
     new["ctxext"] = block(schedule)
-    return new
+    stopped = fallback == "refuse" and not said.is_static
+    return guarded(new, refusal(schedule)) if stopped else new
 
 
 def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ... import methods
+from ...config.architectures import is_guard
 from ...config.families import in_transformers, only_longrope, unsupported_reason
 from ...config.keys import (
     OLD_NAMES,
@@ -42,7 +43,7 @@ def numbers_as_text(folder: Folder) -> Found:
     inside = [key for key, kind in SCALING_KEYS.items() if kind in (int, float)]
     for key, at_top in [(key, False) for key in inside] + [(key, True) for key in _TOP_NUMBERS]:
         value = (folder.config if at_top else folder.scaling).get(key)
-        if isinstance(value, str):
+        if isinstance(value, str) and not is_guard(value):
             where = f"config.json, {key}" if at_top else f"rope {key}"
             try:
                 number = int(float(value)) if key in _LENGTHS else float(value)
