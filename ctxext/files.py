@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import json
@@ -158,6 +159,15 @@ def explained(error: OSError, out: Path) -> CtxextError:
     return CtxextError(f"could not write {out}: {error.strerror or error}", hint="choose another place with -o")
 
 
+def is_marked(path: Path) -> bool:
+    """Whether a file begins with UTF-8's byte order mark, which some readers of JSON stop at."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    except OSError:
+        return False
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder; CtxextError if it is damaged."""
     try:
@@ -169,10 +179,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def spelled(name: str) -> str:
+    """A file's name in UTF-8, which an ASCII locale leaves as escaped bytes that no file of text can hold."""
+    return os.fsencode(name).decode("utf-8", "replace") if any("\udc80" <= c <= "\udcff" for c in name) else name
+
+
 def _plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, str):
+        return spelled(value)
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -180,9 +197,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def dumps(document: Any, *, indent: int | None = 2) -> str:
-    """Strict JSON: keys in their order, non-finite numbers as null."""
-    return json.dumps(_plain(document), indent=indent, allow_nan=False, ensure_ascii=False)
+def dumps(document: Any, *, indent: int | None = 2, ascii: bool = False) -> str:
+    """Strict JSON: keys in their order, non-finite numbers as null. ascii: escape all else, for any stream."""
+    return json.dumps(_plain(document), indent=indent, allow_nan=False, ensure_ascii=ascii)
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -193,7 +210,7 @@ def write_text(path: str | Path, text: str) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _swapped_in(path) as file:
-        file.write(text.encode())
+        file.write(spelled(text).encode())
         file.flush()
         os.fsync(file.fileno())
     return path
@@ -228,6 +245,14 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
-    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
-    lines = Path(path).read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line.strip()]
+    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped.
+
+    Raises CtxextError for a line that isn't JSON.
+    """
+    rows = []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise CtxextError(f"{path}:{number} isn't JSON: {error}") from error
+    return rows

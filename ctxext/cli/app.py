@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__, terminal
 from ..errors import CtxextError, CtxextWarning, UsageError
+from ..files import spelled
 from ..plots import drawable
 from . import evaluate, output, serve
 from .compare import compare
@@ -235,6 +236,7 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Read by huggingface_hub and transformers when they are imported: no bars in logs and pipes.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    terminal.print_anything()
     shown = warnings.showwarning
     warnings.showwarning = _show_warning
     try:
@@ -243,6 +245,11 @@ def main() -> None:
         if terminal.verbose:
             raise
         sys.exit(terminal.say_error(error))
+    except UnicodeEncodeError as error:
+        if terminal.verbose or not isinstance(error.object, str) or error.object == spelled(error.object):
+            raise
+        what = f"this locale can't spell {spelled(error.object)} for the libraries that read it"
+        sys.exit(terminal.say_error(CtxextError(what, hint="set PYTHONUTF8=1, or LC_ALL=C.UTF-8")))
     except KeyboardInterrupt:
         terminal.say("interrupted")
         sys.exit(130)

@@ -58,4 +58,4 @@ def emit(document: dict[str, Any]) -> None:
     from .. import files
 
     if terminal.main_process():
-        print(files.dumps(document))
+        print(files.dumps(document, ascii=True))

@@ -22,6 +22,7 @@ from .options import (
     Set,
     Target,
     TrainedLength,
+    TrustRemoteCode,
     method_settings,
 )
 
@@ -76,6 +77,7 @@ def portability(
     fallback: Fallback = "refuse",
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
@@ -111,6 +113,7 @@ def portability(
             existing=existing,
             target=target,
             fallback=fallback,
+            trust_remote_code=trust_remote_code,
         )
         schedule, config = preview(model, asked)
         name = str(default_out(model, method, factor))

@@ -30,7 +30,7 @@ def _source(model_type: str, kind: str) -> str | None:
     for family in (folder, folder.removesuffix("_text")):
         path = root / family / f"{kind}_{family}.py"
         if path.is_file():
-            return path.read_text()
+            return path.read_text(encoding="utf-8")
     borrowed = _borrowed_from(model_type) if kind == "modeling" else None
     return _source(borrowed, kind) if borrowed else None
 
@@ -42,7 +42,7 @@ def _models() -> Path:
 
 def _borrowed_from(model_type: str) -> str | None:
     """The family whose classes run this one (InternLM 3 is a Llama with a config class of its own), or None."""
-    auto = (_models() / "auto" / "modeling_auto.py").read_text()
+    auto = (_models() / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
     found = re.search(rf'\("{re.escape(model_type)}", "(\w+)ForCausalLM"\)', auto)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found.group(1)).lower() if found else None
     return name if name != model_type and (_models() / str(name)).is_dir() else None

@@ -17,6 +17,7 @@ from ..errors import UsageError, check_choice
 from ..files import read_config
 from ..folders.adapter import fingerprint
 from ..folders.heads import require_causal
+from ..folders.load import load_tokenizer
 from ..folders.source import TINY, ModelDtype, display_name, resolve
 from ..rope import Rope, Schedule, unpatched
 
@@ -132,7 +133,6 @@ def load(
     """
     check_choice("dtype", dtype, ModelDtype)
     import torch
-    from transformers import AutoTokenizer
 
     from ..live.patch import original_config
 
@@ -141,7 +141,7 @@ def load(
     loaded = ctxext.load(folder, dtype=dtype, attn_implementation=attention).eval()
     if torch.cuda.is_available():
         loaded.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     config = original_config(loaded)
     native = hf_config.native_schedule(config, trained_length)
     schedule = ctxext.schedule_of(loaded) or native or hf_config.read_schedule(config, trained_length)

@@ -66,7 +66,11 @@ def export(
     gguf = require_gguf()
     folder = resolve(model, dtype="float32" if dtype == "f32" else "bfloat16")
     config = read_config(folder)
-    schedule = read_schedule(config)
+    try:
+        schedule = read_schedule(config)
+    except CtxextError as error:
+        hint = f"patch it first (ctxext patch): {error.hint}" if error.hint else None
+        raise CtxextError(error.message, hint=hint) from error
     arch, rope = architecture(config, schedule, fallback)
     require_causal(config, folder, "a GGUF for llama.cpp")
     check_weights(folder)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.keys import head_dim, rope_parameters, sliding_window
-from ..config.read import native_schedule, read_schedule
+from ..config.keys import head_dim, number, rope_parameters, sliding_window
+from ..config.read import read_rope, read_schedule
 from ..errors import CtxextError, UsageError
 from ..plots import matplotlib
-from ..rope import Rope, Schedule
+from ..rope import Rope, Schedule, unpatched
 from .source import display_name, is_gguf, peek, resolve
 from .weights import second_copies
 
@@ -23,17 +22,6 @@ from .weights import second_copies
 def wavelengths(schedule: Schedule) -> list[float | None]:
     """Tokens per turn of each frequency at the target length; None where rotation has stopped."""
     return [2 * math.pi / f if f else None for f in schedule.stages[-1].inv_freq]
-
-
-def _now(config: Mapping[str, Any], trained_length: int | None) -> Schedule:
-    """What the model runs; of a scaling that depends on the call's length, what its weights know, by its name."""
-    try:
-        return read_schedule(config, trained_length)
-    except CtxextError:
-        native = native_schedule(config, trained_length)
-        if native is None:
-            raise
-        return replace(native, method=rope_parameters(config)["rope_type"])
 
 
 def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: int | None = None) -> dict[str, Any]:
@@ -44,7 +32,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     """
     config = peek(model)
     require_support(config, trust_remote_code=True)
-    now = _now(config, trained_length)
+    now, runs = _as_it_is(config, trained_length)
     rope = now.rope
     made, left_out = [], []
     for name, method in methods.all_methods().items():
@@ -70,7 +58,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
         "head_dim": head_dim(config),
         "sliding_window": sliding_window(config),
         "rope": now.to_dict()["rope"],
-        "now": {"method": now.method, "factor": now.factor, "max_length": now.max_length},
+        "now": runs,
         "factor": factor,
         "target_length": made[0].max_length,
         "methods": [
@@ -90,6 +78,24 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     }
 
 
+def _as_it_is(config: Mapping[str, Any], trained_length: int | None) -> tuple[Schedule, dict[str, Any]]:
+    """The schedule that a checkpoint runs, and what to say of it.
+
+    For a scaling without fixed frequencies: its original rope, under the scaling's name.
+    """
+    try:
+        now = read_schedule(config, trained_length)
+        return now, {"method": now.method, "factor": now.factor, "max_length": now.max_length}
+    except CtxextError:
+        keys = rope_parameters(config)
+        if keys["rope_type"] == "default":
+            raise
+        now = unpatched(read_rope(config, trained_length=trained_length, existing="replace"))
+        length = int(number(config, "max_position_embeddings") or now.max_length)
+        factor = number(keys, "factor") or length / now.rope.trained_length
+        return now, {"method": str(keys["rope_type"]), "factor": factor, "max_length": length}
+
+
 def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
     """Draw wavelength by dimension for every method, with the trained and the target length as lines."""
     matplotlib().use("Agg")
@@ -100,13 +106,13 @@ def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
     now = [row["wavelength"] for row in report["table"]]
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
     above.plot(index, now, color="black", lw=2.5, label="now")
-    for number, entry in enumerate(report["methods"]):
+    for place, entry in enumerate(report["methods"]):
         name = entry["method"]
         values = [row["after"][name] for row in report["table"]]
         if any(v is None for v in values):
             continue  # a stopped frequency has no wavelength
         # Curves coincide over long stretches: thinner ones on top, dashed in turn, so that all can be seen.
-        style = {"lw": 3 - 0.3 * number, "ls": ("-", "--", "-.")[number % 3], "label": name}
+        style = {"lw": 3 - 0.3 * place, "ls": ("-", "--", "-.")[place % 3], "label": name}
         (line,) = above.plot(index, values, **style)
         stretched = [v / n for v, n in zip(values, now, strict=True)]
         below.plot(index, stretched, color=line.get_color(), **style)

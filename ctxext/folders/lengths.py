@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError
-from ..files import model_files
+from ..files import is_marked, model_files
 
 CONFIG_LENGTHS = (
     "n_positions",
@@ -41,7 +41,7 @@ def longer_files(folder: Path, length: int) -> Changed:
 
     tokenizer_config.json gets the length: tokenizers warn, and vLLM stops, at the old one. generation_config.json
     loses a max_length that would end generate() early. What sentence-transformers and a tokenizer.json cut texts
-    at is raised. Raises CtxextError for a file that is damaged.
+    at is raised. A byte order mark goes, as not all read past it. Raises CtxextError for a file that is damaged.
     """
     found: Changed = {}
     for file in model_files(folder):
@@ -50,7 +50,7 @@ def longer_files(folder: Path, length: int) -> Changed:
             if file.match(pattern) and (file.parent == Path() or name.startswith("sentence_")):
                 data = _read(folder / file)
                 new = change(data, length)
-                if new != data:
+                if new != data or is_marked(folder / file):
                     found[str(file)] = new
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import copy
 import os
 import traceback
@@ -17,7 +16,7 @@ from ..config.block import read_block
 from ..config.smollm3 import is_written
 from ..config.write import write_config
 from ..errors import CtxextError, UsageError, require, warn
-from ..files import read_config
+from ..files import is_marked, read_config
 from ..rope import Schedule, unpatched
 from .adapter import check_base, read_adapter
 from .heads import auto_class
@@ -60,6 +59,20 @@ def load(path_or_id: str | os.PathLike, **kwargs: Any) -> Any:
     schedule = stored_schedule(config)
     plain = schedule is None or schedule.is_static or is_written(config, schedule)
     return base_model(folder, None if plain else schedule, **kwargs)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer; CtxextError if transformers can't make one of what is there."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (ValueError, OSError, ImportError, KeyError, TypeError) as error:
+        why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise CtxextError(
+            f"transformers finds no tokenizer in {folder}: {why[:160]}",
+            hint="put the model's tokenizer files (tokenizer.json, tokenizer_config.json) there",
+        ) from error
 
 
 def load_learned(model: Any, folder: Path) -> bool:
@@ -138,6 +151,12 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
     from ..live.patch import apply
 
     config = read_config(folder)
+    for name in ("config.json", "generation_config.json"):
+        if is_marked(folder / name):
+            raise CtxextError(
+                f"{folder / name} begins with a byte order mark, at which transformers' reader stops",
+                hint="save it as UTF-8 without one; ctxext patch writes it so",
+            )
     if isinstance(kwargs.get("config"), (str, os.PathLike)):
         kwargs["config"] = transformers.AutoConfig.from_pretrained(kwargs["config"])
     name = auto_class(config)
@@ -148,9 +167,6 @@ def base_model(folder: Path, schedule: Schedule | None, **kwargs: Any) -> Any:
     wanted = kwargs.get("attn_implementation")
     if schedule is not None:
         kwargs = _with_original_rope(folder, config, schedule, kwargs)
-    elif kwargs.get("config") is None and (folder / "config.json").read_bytes().startswith(codecs.BOM_UTF8):
-        # transformers' reader stops at a byte order mark.
-        kwargs = _with_config(folder, config, kwargs)
     try:
         loaded = loader.from_pretrained(folder, **kwargs)
     except (ValueError, ImportError) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import CtxextError, check_choice, warn
-from ..files import explained, read_config, read_json, write_json
+from ..files import explained, read_config, read_json, spelled, write_json
 from .weights import has_weights, require_weights
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
@@ -59,7 +59,7 @@ def resolve(
 
 def display_name(model: str | os.PathLike) -> str:
     """A short name for files and tables: the last part of the path or hub id, without .gguf."""
-    return Path(os.path.abspath(os.fspath(model))).name.removesuffix(".gguf") or "model"
+    return spelled(Path(os.path.abspath(os.fspath(model))).name).removesuffix(".gguf") or "model"
 
 
 def _require_model(path: Path) -> None:

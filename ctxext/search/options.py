@@ -99,7 +99,10 @@ def read_subject(options: Options) -> Subject:
         raise CtxextError(f"{folder} is an adapter", hint="merge it first: ctxext merge")
     config = read_config(folder)
     require_causal(config, folder, "a search")
-    require_support(config)
+    try:
+        require_support(config)
+    except CtxextError as error:
+        raise CtxextError(error.message, hint="a search knows transformers' own families alone") from error
     if options.existing == "replace":
         rope = read_rope(config, trained_length=options.trained_length, existing="replace")
         return Subject(folder, rope, None, _runs(config, options.trained_length))

@@ -16,7 +16,7 @@ from .. import methods
 from ..errors import CtxextError, UsageError, require, warn
 from ..files import read_config, write_json
 from ..folders.adapter import fingerprint
-from ..folders.load import load
+from ..folders.load import load, load_tokenizer
 from ..folders.patch import check_target, default_out, patched_config, write_patched
 from ..folders.source import ModelDtype, display_name
 from ..rope import Schedule, target_length, unpatched
@@ -128,10 +128,8 @@ class _Search:
         self.log = Log(log.path, log.records, log.header)
 
     def _read_data(self) -> None:
-        from transformers import AutoTokenizer
-
         options, rope = self.options, self.subject.rope
-        tokenizer = AutoTokenizer.from_pretrained(self.subject.folder)
+        tokenizer = load_tokenizer(self.subject.folder)
         length, total = target_length(rope, self.factor), options.documents + options.held_out
         stretches = texts.cut(texts.read_texts(options.data), tokenizer, length, total)
         mine, others = stretches[: options.documents], stretches[options.documents :]

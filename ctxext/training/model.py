@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,21 @@ def make_schedule(recipe: Recipe, folder: Path) -> Schedule | None:
     spec, model = recipe.method, recipe.model
     if spec is None:
         return stored_schedule(config)
-    require_support(config, trust_remote_code=model.trust_remote_code)
-    rope = read_rope(config, trained_length=model.trained_length, existing=model.existing)
+    try:
+        require_support(config, trust_remote_code=model.trust_remote_code)
+        rope = read_rope(config, trained_length=model.trained_length, existing=model.existing)
+    except CtxextError as error:
+        raise CtxextError(error.message, hint=_in_recipe(error.hint)) from error
     return methods.schedule(rope, spec.name, spec.factor, **spec.params)
+
+
+def _in_recipe(hint: str | None) -> str | None:
+    """A hint at options of the command line, as keys of a recipe."""
+    if hint is None:
+        return None
+    valued = re.sub(r"--(existing) (\w+)", r"model.\1=\2", hint)
+    found = re.sub(r"--([a-z-]+)", lambda option: "model." + option[1].replace("-", "_"), valued)
+    return re.sub(r"\bpass (?=model\.)", "set ", found)
 
 
 def target_of(recipe: Recipe, schedule: Schedule | None) -> int:
