@@ -1,15 +1,14 @@
-"""Files: model folders and whether they are whole, replacing in one step, JSON and JSON lines."""
+"""Files: those of a model folder, replacing in one step, JSON and JSON lines."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
-import itertools
 import json
 import math
 import os
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +16,6 @@ from typing import IO, Any
 from .errors import CtxextError, warn
 
 WEIGHTS = frozenset((".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"))
-_WHOLE = ("model", "pytorch_model", "adapter_model")
 _SKIPPED = frozenset((".git", ".cache", "__pycache__"))
 
 
@@ -35,63 +33,6 @@ def model_files(folder: Path) -> Iterator[Path]:
             yield path.relative_to(folder)
         elif path.is_symlink():
             warn(f"{path} is a link to nothing and is left out: download it again, or remove the link")
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether from_pretrained would find all weights of a model, or of an adapter, by their usual names."""
-    if any((folder / f"{name}{suffix}").is_file() for name, suffix in itertools.product(_WHOLE, WEIGHTS)):
-        return True
-    for index in folder.glob("*.index.json"):
-        with contextlib.suppress(ValueError, KeyError, AttributeError):
-            if all((folder / name).is_file() for name in json.loads(index.read_text())["weight_map"].values()):
-                return True
-    return False
-
-
-def check_weights(folder: Path) -> None:
-    """Raise CtxextError if weights are missing or cut short. Reads headers only, never tensors."""
-    weights = [f for f in model_files(folder) if f.suffix in WEIGHTS]
-    if not weights:
-        raise CtxextError(f"{folder} has a config.json but no weights")
-    for index in folder.glob("*.index.json"):
-        try:
-            named = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError) as error:
-            raise CtxextError(f"{index} is damaged: {error}") from error
-        missing = sorted(name for name in named if not (folder / name).is_file())
-        if missing:
-            raise CtxextError(f"{folder} lacks {len(missing)} shard(s): {', '.join(missing[:3])}")
-    for relative in weights:
-        if relative.suffix == ".safetensors":
-            _check_safetensors(folder / relative)
-
-
-def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The entries of a safetensors file by tensor, and where in the file its data begins, in bytes.
-
-    An entry has dtype, shape and data_offsets, which count from there; the library shows no offsets, and reads a
-    tensor only whole. Raises CtxextError if the file is too short for its header or that is damaged.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        head = file.read(8)
-        length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-        if not 0 < length <= size - 8:
-            raise CtxextError(f"{path} is cut short or not a safetensors file", hint="download it again")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise CtxextError(f"{path} has a damaged header", hint="download it again") from error
-    header.pop("__metadata__", None)
-    return header, 8 + length
-
-
-def _check_safetensors(path: Path) -> None:
-    header, begin = safetensors_header(path)
-    size = path.stat().st_size
-    promised = begin + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    if size != promised:
-        raise CtxextError(f"{path} is {size} bytes long, its header promises {promised}", hint="download it again")
 
 
 def link_or_copy(source: Path, target: Path, *, link: bool) -> bool:
@@ -130,7 +71,7 @@ def replacing(out: Path, *, force: bool) -> Iterator[Path]:
         else:
             os.rename(temporary, out)
     except OSError as error:
-        raise _explained(error, out) from error
+        raise explained(error, out) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -153,7 +94,7 @@ def replacing_file(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
         with _swapped_in(out) as file:
             yield file
     except OSError as error:
-        raise _explained(error, out) from error
+        raise explained(error, out) from error
 
 
 @contextlib.contextmanager
@@ -207,7 +148,8 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _explained(error: OSError, out: Path) -> CtxextError:
+def explained(error: OSError, out: Path) -> CtxextError:
+    """What to tell of an OSError while `out` was written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CtxextError(
             f"the disk is full: could not write {out}", hint="nothing was left behind; free some space"
@@ -217,10 +159,19 @@ def _explained(error: OSError, out: Path) -> CtxextError:
     return CtxextError(f"could not write {out}: {error.strerror or error}", hint="choose another place with -o")
 
 
+def is_marked(path: Path) -> bool:
+    """Whether a file begins with UTF-8's byte order mark, which some readers of JSON stop at."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    except OSError:
+        return False
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a model folder; CtxextError if it is damaged."""
     try:
-        config = json.loads((folder / "config.json").read_text())
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8-sig"))
     except (ValueError, OSError) as error:
         raise CtxextError(f"{folder / 'config.json'} can't be read: {error}") from error
     if not isinstance(config, dict):
@@ -228,10 +179,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def spelled(name: str) -> str:
+    """A file's name in UTF-8, which an ASCII locale leaves as escaped bytes that no file of text can hold."""
+    return os.fsencode(name).decode("utf-8", "replace") if any("\udc80" <= c <= "\udcff" for c in name) else name
+
+
 def _plain(value: Any) -> Any:
     """JSON has no NaN and no infinity: they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, str):
+        return spelled(value)
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -239,9 +197,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def dumps(document: Any, *, indent: int | None = 2) -> str:
-    """Strict JSON: keys in their order, non-finite numbers as null."""
-    return json.dumps(_plain(document), indent=indent, allow_nan=False, ensure_ascii=False)
+def dumps(document: Any, *, indent: int | None = 2, ascii: bool = False) -> str:
+    """Strict JSON: keys in their order, non-finite numbers as null. ascii: escape all else, for any stream."""
+    return json.dumps(_plain(document), indent=indent, allow_nan=False, ensure_ascii=ascii)
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -252,7 +210,7 @@ def write_text(path: str | Path, text: str) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _swapped_in(path) as file:
-        file.write(text.encode())
+        file.write(spelled(text).encode())
         file.flush()
         os.fsync(file.fileno())
     return path
@@ -279,7 +237,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """A JSON document from a file; CtxextError says which file is missing or broken, and where."""
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise CtxextError(f"{path} doesn't exist") from error
     except ValueError as error:
@@ -287,6 +245,14 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
-    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
-    lines = Path(path).read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line.strip()]
+    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped.
+
+    Raises CtxextError for a line that isn't JSON.
+    """
+    rows = []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise CtxextError(f"{path}:{number} isn't JSON: {error}") from error
+    return rows

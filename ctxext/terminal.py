@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import os
 import sys
@@ -32,6 +34,22 @@ def main_process() -> bool:
 def processes() -> int:
     """How many processes a launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def print_anything() -> None:
+    """Let stdout and stderr show in any locale what they can't encode, instead of ending the work."""
+    codecs.register_error("ctxext", _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="ctxext")
+
+
+def _escaped(error: UnicodeError) -> tuple[bytes, int]:
+    """File names as their bytes, other text with backslashes."""
+    assert isinstance(error, UnicodeEncodeError)
+    found = error.object[error.start : error.end]
+    parts = (os.fsencode(c) if "\udc80" <= c <= "\udcff" else c.encode("ascii", "backslashreplace") for c in found)
+    return b"".join(parts), error.end
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import random
@@ -19,6 +20,7 @@ SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 """What is taken from a folder. A file given by its own path is read whatever its suffix."""
 BIBLES = (".whl", ".db")
 """What `read_bible` takes."""
+_BLOCK = 1 << 20
 VERSES = """select Books.ShortName, ChapterID, trim(Passage1 || ' ' || Passage2) from Bible
             join Books using (TestamentID, BookID) order by TestamentID, BookID, ChapterID, VerseID"""
 
@@ -57,18 +59,39 @@ def bos_id(tokenizer) -> int | None:
     return bos if bos is not None and len(whole) > len(bare) and whole[0] == bos else None
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """The text of a file, without a byte order mark; CtxextError if it isn't UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise CtxextError(
-            f"{path} isn't UTF-8 text (byte {error.start})", hint="convert it to UTF-8, or leave it out"
-        ) from error
+        raise not_utf8(path, error) from error
+
+
+def not_utf8(path: str | Path, error: UnicodeDecodeError) -> CtxextError:
+    """What to tell of a file whose bytes aren't UTF-8."""
+    what = f"{path} isn't UTF-8 text (byte {error.start})"
+    return CtxextError(what, hint="convert it to UTF-8, or leave it out")
+
+
+def check_utf8(path: Path, size: int = -1) -> None:
+    """Raise CtxextError unless a file, or its first `size` bytes, are UTF-8. It isn't held in memory."""
+    decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while size < 0 or done < size:
+            data, kept = file.read(_BLOCK), len(decoder.getstate()[0])
+            try:
+                decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                error.start += done - kept
+                raise not_utf8(path, error) from error
+            done += len(data)
+            if not data:
+                return
 
 
 def _jsonl(path: Path, name: str) -> list[Text]:
     texts = []
-    for number, line in enumerate(_read(path).split("\n"), start=1):
+    for number, line in enumerate(read(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -130,7 +153,7 @@ def load_texts(paths: str | Path | Iterable[str | Path]) -> list[Text]:
         for file in files:
             # Without where the folder lies on this machine: names go into results that others read.
             name = str(file.relative_to(path)) if path.is_dir() else file.name
-            texts += _jsonl(file, name) if file.suffix == ".jsonl" else [Text(name, _read(file))]
+            texts += _jsonl(file, name) if file.suffix == ".jsonl" else [Text(name, read(file))]
     if not any(text.text.strip() for text in texts):
         raise CtxextError(f"no text in {', '.join(map(str, paths))}")
     return texts

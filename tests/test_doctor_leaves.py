@@ -57,7 +57,7 @@ def test_good_folders_are_left_alone(plain, tmp_path):
 
 def test_every_check_is_exercised():
     seen = {check for *_, check, _ in BROKEN.values()} | {check for _, check in UNMENDABLE.values()}
-    assert seen | {"weights", "adapter_without_rope", "block_and_keys"} == set(all_checks())
+    assert seen | {"weights", "adapter_without_rope", "block_and_keys", "copies_unscaled"} == set(all_checks())
 
 
 def test_damaged_json(plain, tmp_path):

@@ -15,6 +15,7 @@ import typer
 
 from .. import __version__, terminal
 from ..errors import CtxextError, CtxextWarning, UsageError
+from ..files import spelled
 from ..plots import drawable
 from . import evaluate, output, serve
 from .compare import compare
@@ -146,8 +147,8 @@ def patch(
     goal = out or folders.default_out(model, method, factor)
     if dry_run:
         schedule, config = folders.preview(model, asked, dtype=dtype)
-        folders.check_out(model, goal, force)
-        done = folders.Patched(goal, schedule, config, 0, 0)
+        left_out = folders.check_out(model, goal, force)
+        done = folders.Patched(goal, schedule, config, 0, 0, left_out)
     else:
         done = folders.write(model, goal, asked, dtype=dtype, force=force, link=link)
     if json:
@@ -206,10 +207,15 @@ def merge(
     done = run(adapter, out, base=base, dtype=dtype, force=force)
     if json:
         method = None if done.schedule is None else done.schedule.to_dict()
-        terminal.print_json({"out": str(done.out), "schedule": method, "rounding": done.rounding})
+        terminal.print_json(
+            {"out": str(done.out), "schedule": method, "rounding": done.rounding, "left_out": list(done.left_out)}
+        )
     else:
         moved = f"writing the sum moved logits by {done.rounding:.2g}"
         terminal.say(f"wrote {terminal.escape(str(done.out))}; read back exactly; {moved}")
+        if done.left_out:
+            names = terminal.escape(", ".join(done.left_out))
+            terminal.say(f"left out, as copies of the base without the adapter: {names}")
 
 
 app.command("search")(search)
@@ -230,6 +236,7 @@ def main() -> None:
     if not sys.stderr.isatty():
         # Read by huggingface_hub and transformers when they are imported: no bars in logs and pipes.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    terminal.print_anything()
     shown = warnings.showwarning
     warnings.showwarning = _show_warning
     try:
@@ -238,6 +245,11 @@ def main() -> None:
         if terminal.verbose:
             raise
         sys.exit(terminal.say_error(error))
+    except UnicodeEncodeError as error:
+        if terminal.verbose or not isinstance(error.object, str) or error.object == spelled(error.object):
+            raise
+        what = f"this locale can't spell {spelled(error.object)} for the libraries that read it"
+        sys.exit(terminal.say_error(CtxextError(what, hint="set PYTHONUTF8=1, or LC_ALL=C.UTF-8")))
     except KeyboardInterrupt:
         terminal.say("interrupted")
         sys.exit(130)

@@ -25,7 +25,7 @@ def compare(
         str | None, typer.Option(help="Time to fit into, such as 10m; says what it drops for that.")
     ] = None,
     dtype: ModelDtype = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
     out: Annotated[

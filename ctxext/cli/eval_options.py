@@ -24,7 +24,9 @@ Data = Annotated[
     ),
 ]
 ModelDtype = Annotated[source.ModelDtype, typer.Option(help="auto: the checkpoint's own.")]
-Attention = Annotated[str, typer.Option(help="Attention implementation: sdpa, eager, flash_attention_2 ...")]
+Attention = Annotated[
+    str, typer.Option(help="sdpa, eager, flash_attention_2 ...; auto: sdpa where the family has it, else eager.")
+]
 Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write the JSON document to this file.")]
 
 
@@ -56,4 +58,4 @@ def emit(document: dict[str, Any]) -> None:
     from .. import files
 
     if terminal.main_process():
-        print(files.dumps(document))
+        print(files.dumps(document, ascii=True))

@@ -41,7 +41,7 @@ def _shared(
     factor: Factor = 4.0,
     settings: Set = None,
     dtype: ModelDtype = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
     seed: Seed = 0,
@@ -117,7 +117,7 @@ def lm_eval(
         bool, typer.Option("--truncate", help="Cut prompts that don't fit, from the left.")
     ] = False,
     dtype: ModelDtype = "auto",
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Folder for the harness's results file.")] = None,

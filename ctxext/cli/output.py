@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from ..config.families import SCALED_LAYERS
 from ..config.smollm3 import is_written
+from ..folders.heads import auto_class
 from ..folders.patch import Patched
 from ..methods import Method
 from ..terminal import main_process, print_table, say
@@ -81,6 +82,9 @@ def print_inspection(report: Mapping[str, Any]) -> None:
     print_table("factor on cos and sin", ("", *names), scales)
     for left_out in report["left_out"]:
         say(f"left out: {left_out['method']} ({escape(left_out['why'])})")
+    if report["second_copies"]:
+        names = escape(", ".join(report["second_copies"]))
+        say(f"not looked at, as it isn't config.json's: {names}; ctxext patch leaves such copies out")
 
 
 def _short(value: float | int | None) -> str:
@@ -100,6 +104,7 @@ def patched_dict(done: Patched, *, dry_run: bool) -> dict[str, Any]:
         "config": {k: done.config[k] for k in ("rope_parameters", "rope_theta", "max_position_embeddings")},
         "linked_bytes": done.linked_bytes,
         "copied_bytes": done.copied_bytes,
+        "left_out": list(done.left_out),
     }
 
 
@@ -116,8 +121,11 @@ def print_patched(done: Patched, *, dry_run: bool) -> None:
     console.print(f"  rope_type {keys['rope_type']}, theta {keys['rope_theta']:g}")
     if not dry_run:
         console.print(f"  {done.linked_bytes / 1e6:,.1f} MB linked, {done.copied_bytes / 1e6:,.1f} MB copied")
+    if done.left_out:
+        names = escape(", ".join(done.left_out))
+        console.print(f"  left out, as copies that would run without this: {names}")
     if schedule.is_static:
-        console.print("  load with AutoModelForCausalLM.from_pretrained")
+        console.print(f"  load with {auto_class(done.config)}.from_pretrained")
     elif is_written(done.config, schedule):
         console.print("  written as a SmolLM3, which has layers without rotation: load with from_pretrained")
     elif keys["rope_type"].startswith("ctxext"):

@@ -16,6 +16,7 @@ from ..methods.settings import parse_settings
 from ..search.options import Existing, Fallback, Objective, Short
 from ..search.space import START_TOKENS
 from ..search.strategies import all_strategies
+from .eval_options import Attention
 from .options import Factor, Json, Model, Set, TrainedLength
 
 # The names of the files in search/strategies, for the help, completion and errors.
@@ -74,7 +75,7 @@ def search(
     ] = None,
     seed: int = 0,
     dtype: Annotated[ModelDtype, typer.Option(help="Of the model while it is searched on.")] = "auto",
-    attention: Annotated[str, typer.Option(help="attn_implementation of transformers.")] = "sdpa",
+    attention: Attention = "auto",
     trained_length: TrainedLength = None,
     existing: Annotated[
         Existing,

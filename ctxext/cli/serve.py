@@ -22,6 +22,7 @@ from .options import (
     Set,
     Target,
     TrainedLength,
+    TrustRemoteCode,
     method_settings,
 )
 
@@ -76,21 +77,24 @@ def portability(
     fallback: Fallback = "refuse",
     trained_length: TrainedLength = None,
     existing: Existing = "refuse",
+    trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
     """Say what each runtime will do with a folder, or with what a method would write, and how to serve it."""
     from ..folders.patch import Request, patched_config, preview
-    from ..folders.source import is_gguf, peek
+    from ..folders.source import is_gguf, peek, resolve
+    from ..folders.weights import native_copy
     from ..runtimes.portability import gguf_portability, serve_without_patching, stand_in
     from ..runtimes.portability import portability as verdicts
 
     options = method_settings(method, settings)
     name, unpatched = model or "FOLDER", {}
+    native = model is not None and not is_gguf(model) and native_copy(resolve(model))
     if method is None:
         if model is None:
             raise UsageError("give a MODEL, or --method and --factor")
         config = peek(model)
-        found = gguf_portability(config, model) if is_gguf(model) else verdicts(config, model)
+        found = gguf_portability(config, model) if is_gguf(model) else verdicts(config, model, native=native)
     elif model is None:
         schedule = methods.schedule(Rope(500000.0, 128, trained_length or 8192), method, factor, **options)
         config = patched_config(stand_in(schedule.rope), schedule, fallback=fallback, target=target)
@@ -109,11 +113,12 @@ def portability(
             existing=existing,
             target=target,
             fallback=fallback,
+            trust_remote_code=trust_remote_code,
         )
         schedule, config = preview(model, asked)
         name = str(default_out(model, method, factor))
         found = verdicts(config, name)
-        unpatched = {} if is_gguf(model) else serve_without_patching(schedule, config, model)
+        unpatched = {} if is_gguf(model) else serve_without_patching(schedule, config, model, native=native)
     if json:
         keys = {k: config.get(k) for k in ("rope_parameters", "rope_theta", "max_position_embeddings")}
         document = {"model": model, "config": keys, "results": [v.to_dict() for v in found]}

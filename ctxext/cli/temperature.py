@@ -8,8 +8,8 @@ import typer
 
 from .. import terminal
 from ..errors import UsageError
-from .eval_options import Data, ModelDtype, Out, emit
-from .options import Json, Model, Set, method_settings
+from .eval_options import Attention, Data, ModelDtype, Out, emit
+from .options import Existing, Json, Model, Set, TrainedLength, method_settings
 
 
 def fit_temperature(
@@ -21,6 +21,9 @@ def fit_temperature(
     documents: Annotated[int, typer.Option(help="Texts of the target length.", min=1)] = 4,
     grid: Annotated[str | None, typer.Option(help="Temperatures to try, such as 0,0.1,0.2.")] = None,
     dtype: ModelDtype = "auto",
+    attention: Attention = "auto",
+    trained_length: TrainedLength = None,
+    existing: Existing = "refuse",
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -37,7 +40,7 @@ def fit_temperature(
             f"--grid {grid!r} is not a list of numbers", hint="for example --grid 0,0.1,0.2"
         ) from None
     paths = texts_for(model, data)
-    subject = load(model, dtype=dtype)
+    subject = load(model, dtype=dtype, attention=attention, trained_length=trained_length, existing=existing)
     length = round(subject.trained_length * factor)
     docs = text.documents(paths, subject.tokenizer, length, documents)
     params = method_settings(method, settings)

@@ -132,9 +132,14 @@ def native_parameters(
     return keys
 
 
+def refusal(schedule: Schedule) -> str:
+    """What stands where a runtime would look for something else, so that its error names ctxext.load."""
+    return f"ctxext {schedule.method} ({REFUSE})"
+
+
 def refused(schedule: Schedule, model_type: str) -> dict[str, Any]:
     """What plain transformers stops at, naming ctxext.load."""
-    said = f"ctxext {schedule.method} ({REFUSE})"
+    said = refusal(schedule)
     # Phi-MoE's config class looks at the mscale keys alone, and repeats what it finds there.
     return {"rope_type": said, **({"short_mscale": said} if only_longrope(model_type) else {})}
 
@@ -148,7 +153,7 @@ def _saveable(schedule: Schedule) -> dict[str, Any]:
     zeros = [0.0] * schedule.rope.size
     return {
         "rope_type": "longrope",
-        "factor": refused(schedule, "")["rope_type"],
+        "factor": refusal(schedule),
         ORIGINAL: schedule.rope.trained_length,
         "short_factor": zeros,
         "long_factor": zeros,

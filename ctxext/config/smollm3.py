@@ -5,6 +5,7 @@ The two architectures have the same weights by the same names; SmolLM3's config 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +31,9 @@ def layers_config(config: Mapping[str, Any], schedule: Schedule) -> dict[str, An
     new = dict(config)
     if config.get("model_type") == "llama":
         new = {**_LLAMA_DEFAULTS, "num_key_value_heads": config.get("num_attention_heads"), **config}
-    new |= {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": rotates}
-    return new
+    heads = [re.sub(r"^\w*?(?=For[A-Z]|Model$)", "SmolLM3", name) for name in config.get("architectures") or ()]
+    heads = heads or ["SmolLM3ForCausalLM"]
+    return new | {"model_type": "smollm3", "architectures": heads, "no_rope_layers": rotates}
 
 
 def is_written(config: Mapping[str, Any], schedule: Schedule) -> bool:

@@ -43,7 +43,7 @@ def evaluate(
     method_options: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     dtype: ModelDtype = "auto",
-    attention: str = "sdpa",
+    attention: str = "auto",
     trained_length: int | None = None,
     existing: str = "refuse",
     seed: int = 0,

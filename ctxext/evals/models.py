@@ -14,7 +14,10 @@ import ctxext
 from ..config import block
 from ..config import read as hf_config
 from ..errors import UsageError, check_choice
+from ..files import read_config
 from ..folders.adapter import fingerprint
+from ..folders.heads import require_causal
+from ..folders.load import load_tokenizer
 from ..folders.source import TINY, ModelDtype, display_name, resolve
 from ..rope import Rope, Schedule, unpatched
 
@@ -118,26 +121,27 @@ def load(
     factor: float = 1.0,
     params: dict[str, Any] | None = None,
     dtype: ModelDtype = "auto",
-    attention: str = "sdpa",
+    attention: str = "auto",
     trained_length: int | None = None,
     existing: str = "refuse",
 ) -> Subject:
     """Load MODEL with its tokenizer, and patch it if a method is given.
 
-    dtype "auto" takes the checkpoint's own. On a machine with CUDA devices the model goes to the one of this
-    process (LOCAL_RANK). Raises CtxextError as `ctxext.load` and `ctxext.patch` do.
+    dtype "auto" takes the checkpoint's own, attention "auto" sdpa where the family has it. On a machine with CUDA
+    devices the model goes to the one of this process (LOCAL_RANK). Raises CtxextError as `ctxext.load` and
+    `ctxext.patch` do, and for a model that doesn't predict next tokens.
     """
     check_choice("dtype", dtype, ModelDtype)
     import torch
-    from transformers import AutoTokenizer
 
     from ..live.patch import original_config
 
     folder: Path = resolve(model)
+    require_causal(read_config(folder), folder, "an evaluation")
     loaded = ctxext.load(folder, dtype=dtype, attn_implementation=attention).eval()
     if torch.cuda.is_available():
         loaded.to(f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     config = original_config(loaded)
     native = hf_config.native_schedule(config, trained_length)
     schedule = ctxext.schedule_of(loaded) or native or hf_config.read_schedule(config, trained_length)

@@ -20,7 +20,7 @@ def commit() -> str | None:
 
     def git(*args: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(here.parent), *args], capture_output=True, text=True, timeout=10, check=True
+            ["git", "-C", str(here.parent), *args], capture_output=True, encoding="utf-8", timeout=10, check=True
         )
         return done.stdout.strip()
 

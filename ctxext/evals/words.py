@@ -16,7 +16,7 @@ from ..needles.prompts import hashed
 @cache
 def embedded_text() -> str:
     """All texts that come inside the package, in order of their names: some 470,000 characters."""
-    return "\n".join(path.read_text() for path in sorted((TINY.parent / "text").glob("*.txt")))
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((TINY.parent / "text").glob("*.txt")))
 
 
 @cache

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,10 @@ from ..config.block import digest, read_block
 from ..config.keys import rope_parameters
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS, safetensors_header
+from ..files import WEIGHTS, write_text
 from ..rope import Schedule
+from .lengths import longer_config
+from .weights import safetensors_header, tensor_files
 
 CONFIG = "adapter_config.json"
 _SAMPLE = 512
@@ -54,26 +56,37 @@ def is_adapter(folder: Path) -> bool:
 def fingerprint(folder: Path) -> str:
     """A hash that tells weights apart without reading them all: milliseconds, whatever the size.
 
-    For safetensors: every tensor's name, type and shape, and its first bytes, however they are spread over
-    shards. Other formats: each file's size, beginning and end.
+    Of what from_pretrained reads, not of second copies beside it. For safetensors: every tensor's name, type and
+    shape, and its first bytes, however they are spread over shards. Other formats: each file's size, beginning and
+    end. Raises CtxextError for a folder without weights.
     """
+    return _hash(tensor_files(folder) or _all_weights(folder), folder)
+
+
+def _all_weights(folder: Path) -> list[Path]:
     safetensors = sorted(folder.glob("*.safetensors"))
+    return safetensors or sorted(p for p in folder.iterdir() if p.suffix in WEIGHTS)
+
+
+def _hash(files: Iterable[Path], folder: Path) -> str:
     lines: list[str] = []
-    for path in safetensors:
-        header, start = safetensors_header(path)
-        with path.open("rb") as file:
-            for name, tensor in header.items():
-                begin, end = tensor["data_offsets"]
-                file.seek(start + begin)
-                sample = file.read(min(_SAMPLE, end - begin))
-                lines.append(f"{name} {tensor['dtype']} {tensor['shape']} {hashlib.sha256(sample).hexdigest()}")
-    if not safetensors:
-        for path in sorted(p for p in folder.iterdir() if p.suffix in WEIGHTS):
-            size = path.stat().st_size
+    for path in files:
+        if path.suffix == ".safetensors":
+            header, start = safetensors_header(path)
             with path.open("rb") as file:
-                sample = file.read(1 << 20)
-                file.seek(max(0, size - (1 << 20)))
-                lines.append(f"{path.name} {size} {hashlib.sha256(sample + file.read()).hexdigest()}")
+                for name, tensor in header.items():
+                    begin, end = tensor["data_offsets"]
+                    file.seek(start + begin)
+                    sample = file.read(min(_SAMPLE, end - begin))
+                    lines.append(
+                        f"{name} {tensor['dtype']} {tensor['shape']} {hashlib.sha256(sample).hexdigest()}"
+                    )
+            continue
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            sample = file.read(1 << 20)
+            file.seek(max(0, size - (1 << 20)))
+            lines.append(f"{path.name} {size} {hashlib.sha256(sample + file.read()).hexdigest()}")
     if not lines:
         raise CtxextError(f"{folder} has no weights to recognise it by")
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:32]
@@ -82,7 +95,8 @@ def fingerprint(folder: Path) -> str:
 def seal(folder: Path, base: Base, base_config: Mapping[str, Any], schedule: Schedule | None) -> None:
     """Make the PEFT adapter in `folder` one that carries its rope and its base."""
     config = write_config(base_config, schedule) if schedule else dict(base_config)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config = longer_config(config, schedule.max_length) if schedule else config
+    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
     data = _json(folder / CONFIG)
     data["base_model_name_or_path"] = base.name
     data["ctxext"] = {
@@ -93,8 +107,8 @@ def seal(folder: Path, base: Base, base_config: Mapping[str, Any], schedule: Sch
         "base_rope": base.rope,
         "digest": digest(schedule) if schedule else None,
     }
-    (folder / CONFIG).write_text(json.dumps(data, indent=2) + "\n")
-    (folder / "README.md").write_text(_card(base, schedule))
+    write_text(folder / CONFIG, json.dumps(data, indent=2) + "\n")
+    write_text(folder / "README.md", _card(base, schedule))
 
 
 def _card(base: Base, schedule: Schedule | None) -> str:
@@ -142,7 +156,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], Schedule | None]:
 def check_base(folder: Path, entry: Mapping[str, Any], schedule: Schedule | None, base_folder: Path) -> None:
     """Raise CtxextError unless `base_folder` holds the adapter's base."""
     found = fingerprint(base_folder)
-    if found != entry["fingerprint"]:
+    # 0.1.0 hashed every file of weights in the folder.
+    if entry["fingerprint"] not in (found, _hash(_all_weights(base_folder), base_folder)):
         raise CtxextError(
             f"{folder} was trained on other weights than those in {base_folder} "
             f"(fingerprint {entry['fingerprint'][:8]}, found {found[:8]})",
@@ -179,6 +194,6 @@ def check(model: Any, folder: str | os.PathLike) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise CtxextError(f"{path} can't be read: {error}") from error

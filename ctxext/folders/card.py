@@ -11,6 +11,7 @@ from .. import __version__, methods
 from ..config.smollm3 import is_written
 from ..rope import Schedule
 from ..runtimes.portability import Verdict
+from .heads import CAUSAL, auto_class
 
 UNTRAINED = "The weights are the base model's, byte for byte; nothing was trained."
 
@@ -22,10 +23,11 @@ def model_card(
     *,
     verdicts: Sequence[Verdict],
     weights: str = UNTRAINED,
+    left_out: Sequence[str] = (),
 ) -> str:
     """README.md of a patched folder, with the hub's metadata block on top.
 
-    verdicts: who will run it. weights: where they come from.
+    verdicts: who will run it. weights: where they come from. left_out: what of the base didn't come along.
     """
     method, last = methods.get(schedule.method), schedule.stages[len(schedule.stages) - 1]
     options = {k: v for k, v in schedule.params.items() if v is not None}
@@ -53,7 +55,7 @@ tags: [ctxext, long-context, {schedule.method}]
 | original rope | theta {rope.theta:g}, {rope.dim} rotary dimensions, trained on {rope.trained_length:,} tokens |
 | attention scale on cos and sin | {last.attention_scale:.6g}{at_end} |
 
-{_loading(schedule, native, fallback)}
+{_loading(schedule, native, fallback, auto_class(config))}{_without(left_out)}
 
 ## Who will run it
 
@@ -77,21 +79,33 @@ tags: [ctxext, long-context, {schedule.method}]
 """
 
 
-def _loading(schedule: Schedule, native: bool, fallback: bool) -> str:
+def _loading(schedule: Schedule, native: bool, fallback: bool, loader: str) -> str:
     if native:
         return (
             _beyond_table(schedule)
             + " " * bool(schedule.encoding)
-            + "Load it with plain `AutoModelForCausalLM.from_pretrained`; ctxext isn't needed."
+            + f"Load it with plain `{loader}.from_pretrained`; ctxext isn't needed."
         )
+    own = "" if loader == CAUSAL else f" (as {loader} would: its head is kept)"
     if fallback:
         return (
             f"**Plain transformers runs an approximation of this.** {_beyond_table(schedule)} config.json has "
-            "what the furthest position has at every position. `ctxext.load(folder)` runs the schedule itself."
+            f"what the furthest position has at every position. `ctxext.load(folder)`{own} runs the schedule "
+            "itself."
         )
     return (
         f"**Plain transformers can't run this folder and stops with a KeyError.** {_beyond_table(schedule)} "
-        "Load it with `ctxext.load(folder)`."
+        f"Load it with `ctxext.load(folder)`{own}."
+    )
+
+
+def _without(left_out: Sequence[str]) -> str:
+    if not left_out:
+        return ""
+    names = ", ".join(f"`{name}`" for name in left_out)
+    return (
+        f"\n\n**Left out** of the base's files: {names}. They hold the model once more and don't "
+        "read config.json, so they would run without this schedule."
     )
 
 

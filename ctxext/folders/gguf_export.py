@@ -13,12 +13,14 @@ from ..config.keys import head_dim
 from ..config.read import read_schedule
 from ..config.rope_parameters import Fallback
 from ..errors import CtxextError, check_choice
-from ..files import check_weights, read_config, replacing_file
+from ..files import read_config, replacing_file
 from ..rope import Schedule
 from ..runtimes.gguf_file import require_gguf
 from ..runtimes.gguf_rope import TENSOR, GgufRope, architecture
 from ..runtimes.gguf_tokenizer import add_tokenizer
-from .source import display_name, resolve
+from .heads import require_causal
+from .source import display_name, is_gguf, resolve
+from .weights import check_weights, tensor_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,10 +66,16 @@ def export(
     gguf = require_gguf()
     folder = resolve(model, dtype="float32" if dtype == "f32" else "bfloat16")
     config = read_config(folder)
-    schedule = read_schedule(config)
+    try:
+        schedule = read_schedule(config)
+    except CtxextError as error:
+        hint = f"patch it first (ctxext patch): {error.hint}" if error.hint else None
+        raise CtxextError(error.message, hint=hint) from error
     arch, rope = architecture(config, schedule, fallback)
+    require_causal(config, folder, "a GGUF for llama.cpp")
     check_weights(folder)
     target = Path(out) if out is not None else Path(f"{display_name(model)}-{dtype}.gguf")
+    _check_target(Path(model) if is_gguf(model) else folder, target)
     with replacing_file(target, force=force) as file, Weights(folder) as weights:
         writer = gguf.GGUFWriter(None, arch)
         writer.add_name(display_name(model))
@@ -84,6 +92,13 @@ def export(
         heads = _heads(config) if arch == "llama" else {}
         count = _write(writer, Path(file.name), weights, plan, heads, rope)
     return Exported(target, arch, dtype, kind, count, schedule, rope)
+
+
+def _check_target(source: Path, target: Path) -> None:
+    """Raise CtxextError if writing `target` would take away the model itself, or one of its files."""
+    mine, goal = source.expanduser().resolve(), target.expanduser().resolve()
+    if goal == mine or (goal.is_relative_to(mine) and goal.exists() and goal.suffix != ".gguf"):
+        raise CtxextError(f"{target} is a part of the model to export", hint="write to another file with -o")
 
 
 def _heads(config: Mapping[str, Any]) -> dict[str, int]:
@@ -177,25 +192,23 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 class Weights:
-    """The tensors of a model folder by name, read one at a time; safetensors, or PyTorch's own files."""
+    """The tensors of a model folder by name, one at a time, from the files that from_pretrained reads."""
 
     def __init__(self, folder: Path):
         self._stack = contextlib.ExitStack()
         self._open: dict[str, Any] = {}
-        files = sorted(folder.glob("*.safetensors"))
-        if files:
-            from safetensors import safe_open
+        for path in tensor_files(folder):
+            if path.suffix == ".safetensors":
+                from safetensors import safe_open
 
-            for path in files:
                 opened = self._stack.enter_context(safe_open(path, "pt"))
                 self._open |= dict.fromkeys(opened.keys(), opened)
-            return
-        import torch
+            else:
+                import torch
 
-        for path in sorted(folder.glob("pytorch_model*.bin")):
-            self._open |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                self._open |= torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not self._open:
-            raise CtxextError(f"{folder} holds no safetensors and no pytorch_model.bin")
+            raise CtxextError(f"{folder} holds no weights that from_pretrained would find")
 
     def __enter__(self) -> Weights:
         return self

@@ -10,12 +10,13 @@ from typing import Any
 
 from .. import methods
 from ..config.families import require_support
-from ..config.keys import head_dim, sliding_window
-from ..config.read import read_schedule
-from ..errors import UsageError
+from ..config.keys import head_dim, number, rope_parameters, sliding_window
+from ..config.read import read_rope, read_schedule
+from ..errors import CtxextError, UsageError
 from ..plots import matplotlib
-from ..rope import Rope, Schedule
+from ..rope import Rope, Schedule, unpatched
 from .source import display_name, is_gguf, peek, resolve
+from .weights import second_copies
 
 
 def wavelengths(schedule: Schedule) -> list[float | None]:
@@ -31,7 +32,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
     """
     config = peek(model)
     require_support(config, trust_remote_code=True)
-    now = read_schedule(config, trained_length)
+    now, runs = _as_it_is(config, trained_length)
     rope = now.rope
     made, left_out = [], []
     for name, method in methods.all_methods().items():
@@ -57,7 +58,7 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
         "head_dim": head_dim(config),
         "sliding_window": sliding_window(config),
         "rope": now.to_dict()["rope"],
-        "now": {"method": now.method, "factor": now.factor, "max_length": now.max_length},
+        "now": runs,
         "factor": factor,
         "target_length": made[0].max_length,
         "methods": [
@@ -73,7 +74,26 @@ def inspect_model(model: str | os.PathLike, factor: float, *, trained_length: in
             for i in range(rope.size)
         ],
         "left_out": left_out,
+        "second_copies": [] if is_gguf(model) else [str(place) for place in second_copies(resolve(model))],
     }
+
+
+def _as_it_is(config: Mapping[str, Any], trained_length: int | None) -> tuple[Schedule, dict[str, Any]]:
+    """The schedule that a checkpoint runs, and what to say of it.
+
+    For a scaling without fixed frequencies: its original rope, under the scaling's name.
+    """
+    try:
+        now = read_schedule(config, trained_length)
+        return now, {"method": now.method, "factor": now.factor, "max_length": now.max_length}
+    except CtxextError:
+        keys = rope_parameters(config)
+        if keys["rope_type"] == "default":
+            raise
+        now = unpatched(read_rope(config, trained_length=trained_length, existing="replace"))
+        length = int(number(config, "max_position_embeddings") or now.max_length)
+        factor = number(keys, "factor") or length / now.rope.trained_length
+        return now, {"method": str(keys["rope_type"]), "factor": factor, "max_length": length}
 
 
 def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
@@ -86,13 +106,13 @@ def plot_wavelengths(report: Mapping[str, Any], path: Path) -> None:
     now = [row["wavelength"] for row in report["table"]]
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
     above.plot(index, now, color="black", lw=2.5, label="now")
-    for number, entry in enumerate(report["methods"]):
+    for place, entry in enumerate(report["methods"]):
         name = entry["method"]
         values = [row["after"][name] for row in report["table"]]
         if any(v is None for v in values):
             continue  # a stopped frequency has no wavelength
         # Curves coincide over long stretches: thinner ones on top, dashed in turn, so that all can be seen.
-        style = {"lw": 3 - 0.3 * number, "ls": ("-", "--", "-.")[number % 3], "label": name}
+        style = {"lw": 3 - 0.3 * place, "ls": ("-", "--", "-.")[place % 3], "label": name}
         (line,) = above.plot(index, values, **style)
         stretched = [v / n for v, n in zip(values, now, strict=True)]
         below.plot(index, stretched, color=line.get_color(), **style)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from ..config.read import Existing, check_layers, read_rope
 from ..config.rope_parameters import Fallback
 from ..config.write import write_config
 from ..errors import CtxextError, check_choice, warn
-from ..files import WEIGHTS, check_overwrite, check_weights, link_or_copy, model_files, read_config, replacing
+from ..files import WEIGHTS, check_overwrite, link_or_copy, model_files, read_config, replacing, write_text
 from ..rope import Schedule
 from ..runtimes.facts import target as runtime_target
 from ..runtimes.portability import portability
 from .card import model_card
+from .lengths import longer_config, longer_files
 from .source import SourceDtype, display_name, is_gguf, peek, resolve
+from .weights import check_weights, native_copy, second_copies, within
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Patched:
-    """What `patch_checkpoint` did: where, with which schedule, and how the weights came along."""
+    """What `patch_checkpoint` did: where, with which schedule, and how the weights came along.
+
+    left_out: copies of the model in the source that the schedule wouldn't reach; see `weights.second_copies`.
+    """
 
     out: Path
     schedule: Schedule
     config: dict[str, Any]
     linked_bytes: int
     copied_bytes: int
+    left_out: tuple[str, ...] = ()
 
 
 def default_out(model: str | os.PathLike, method: str, factor: float) -> Path:
@@ -93,8 +99,12 @@ def plan(
 def patched_config(
     config: Mapping[str, Any], schedule: Schedule, *, fallback: Fallback = "refuse", target: str = "all"
 ) -> dict[str, Any]:
-    """config.json for `schedule`, without a window that would hide what it reaches. Options: see `Request`."""
+    """config.json for `schedule`, without a window or a second length that would hide what it reaches.
+
+    Options: see `Request`.
+    """
     new = write_config(config, schedule, fallback=fallback, target=runtime_target(target))
+    new = longer_config(new, schedule.max_length)
     window = sliding_window(config)
     if window is not None and window < schedule.max_length:
         warn(window_message(window, schedule.max_length))
@@ -157,21 +167,27 @@ def write(
 ) -> Patched:
     """`patch_checkpoint` for a request."""
     folder, schedule, config = plan(src, request, dtype=dtype)
+    if is_gguf(src):
+        check_target(Path(src), out, force)
     return write_patched(folder, out, schedule, config, name=display_name(src), force=force, link=link)
 
 
-def check_target(folder: Path, target: Path, force: bool) -> None:
-    """Raise CtxextError if a patched copy of `folder` can't become `target`, before any work is done for it."""
-    target = Path(os.path.abspath(target.expanduser()))
-    source, goal = folder.resolve(), target.resolve()
-    if target.exists() and source.is_relative_to(goal):
-        raise CtxextError(f"{target} is, or holds, the model to patch", hint="write to another folder with -o")
-    if goal.is_relative_to(source):
+def check_target(source: Path, target: Path, force: bool, what: str = "the model to patch") -> None:
+    """Raise CtxextError if what is made of `source`, a model folder or file, can't become the folder `target`.
+
+    what: the source, in words. Asked before any work is done. Both are followed as the system would: `link/..` is
+    where the link leads.
+    """
+    target = target.expanduser()
+    mine, goal = source.expanduser().resolve(), target.resolve()
+    if goal.exists() and mine.is_relative_to(goal):
+        raise CtxextError(f"{target} is, or holds, {what}", hint="write to another folder with -o")
+    if goal.is_relative_to(mine):
         raise CtxextError(
-            f"{target} lies inside the model to patch, whose files it would hold next time",
+            f"{target} lies inside {what}, whose files it would hold next time",
             hint="write to another folder with -o",
         )
-    check_overwrite(target, force)
+    check_overwrite(goal, force)
 
 
 def write_patched(
@@ -187,17 +203,15 @@ def write_patched(
     """The writing part of `patch_checkpoint`: `folder` with a schedule and its config.json. name: for the card."""
     check_target(folder, target, force)
     check_weights(folder)
-    written = {
-        "config.json": config,
-        "tokenizer_config.json": longer_tokenizer(folder, schedule.max_length),
-        "generation_config.json": longer_generation(folder, schedule.max_length),
-    }
+    written = {**longer_files(folder, schedule.max_length), "config.json": config}
+    copies = second_copies(folder)
+    left_out = named(folder, copies)
     linked = copied = 0
     with replacing(target, force=force) as temporary:
         for relative in model_files(folder):
             # The source's own card describes the source; it stays readable under another name.
             renamed = Path("README.base.md") if str(relative) == "README.md" else relative
-            if written.get(str(relative)) is not None:
+            if str(relative) in written or within(relative, copies):
                 continue
             size = (folder / relative).stat().st_size
             if link_or_copy(folder / relative, temporary / renamed, link=link and relative.suffix in WEIGHTS):
@@ -205,22 +219,17 @@ def write_patched(
             else:
                 copied += size
         for file, data in written.items():
-            if data is not None:
-                (temporary / file).write_text(json.dumps(data, indent=2) + "\n")
-        verdicts = portability(config, folder="this-folder")
-        (temporary / "README.md").write_text(model_card(name, schedule, config, verdicts=verdicts))
-    return Patched(target, schedule, dict(config), linked, copied)
+            # As it was but for the length: json's own Infinity too, which some configs hold.
+            write_text(temporary / file, json.dumps(data, indent=2) + "\n")
+        verdicts = portability(config, folder="this-folder", native=native_copy(temporary))
+        card = model_card(name, schedule, config, verdicts=verdicts, left_out=left_out)
+        write_text(temporary / "README.md", card)
+    return Patched(target, schedule, dict(config), linked, copied, left_out)
 
 
-def longer_tokenizer(folder: Path, length: int) -> dict[str, Any] | None:
-    """tokenizer_config.json with model_max_length raised: tokenizers warn, and vLLM stops, at the old one."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    try:
-        return {**json.loads(path.read_text()), "model_max_length": length}
-    except ValueError as error:
-        raise CtxextError(f"{path} is damaged: {error}") from error
+def named(folder: Path, copies: Iterable[Path]) -> tuple[str, ...]:
+    """`second_copies` of a folder by name; a folder ends in a slash."""
+    return tuple(f"{place}/" if (folder / place).is_dir() else str(place) for place in copies)
 
 
 def preview(
@@ -234,20 +243,11 @@ def preview(
     return request.for_config(peek(model))
 
 
-def check_out(model: str | os.PathLike, out: Path, force: bool) -> None:
-    """Raise CtxextError if a patched copy of MODEL can't be written to `out`."""
+def check_out(model: str | os.PathLike, out: Path, force: bool) -> tuple[str, ...]:
+    """What a patched copy of MODEL in `out` would leave out, by name; CtxextError if it can't be written there."""
     if is_gguf(model):
-        check_overwrite(Path(os.path.abspath(out.expanduser())), force)
-    else:
-        check_target(resolve(model), out, force)
-
-
-def longer_generation(folder: Path, length: int) -> dict[str, Any] | None:
-    """generation_config.json without a max_length that would end the default generate() early; None: as it is."""
-    path = folder / "generation_config.json"
-    try:
-        data = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise CtxextError(f"{path} is damaged: {error}") from error
-    told = data.pop("max_length", None)
-    return data if isinstance(told, int) and told < length else None
+        check_target(Path(model), out, force)
+        return ()
+    folder = resolve(model)
+    check_target(folder, out, force)
+    return named(folder, second_copies(folder))

@@ -76,7 +76,7 @@ def card_for_hub(folder: Path, base_model: str | None = None, license: str | Non
 
     path = folder / "README.md"
     try:
-        card = ModelCard(path.read_text(encoding="utf-8") if path.is_file() else f"# {folder.name}\n")
+        card = ModelCard(path.read_text(encoding="utf-8-sig") if path.is_file() else f"# {folder.name}\n")
     except ValueError as error:
         raise CtxextError(f"the metadata on top of {path} is damaged: {error}") from error
     data = card.data.to_dict() if card.data else {}

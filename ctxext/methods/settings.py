@@ -35,6 +35,6 @@ def _value(text: str) -> Any:
 
 def _file_value(path: str) -> Any:
     try:
-        return json.loads(Path(path).expanduser().read_text())
+        return json.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UsageError(f"can't read a JSON value from {path}: {error}") from error

@@ -39,6 +39,7 @@ class Runtime:
     traits: Target = ANY
     reads: Mapping[str, Evidence] = field(default_factory=dict)
     ignores: Mapping[str, Evidence] = field(default_factory=dict)
+    beside_native: str = ""
 
     @property
     def program(self) -> str:

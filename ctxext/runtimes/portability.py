@@ -47,15 +47,16 @@ class Verdict:
         return asdict(self)
 
 
-def portability(config: Mapping[str, Any], folder: str = "FOLDER") -> list[Verdict]:
+def portability(config: Mapping[str, Any], folder: str = "FOLDER", *, native: bool = False) -> list[Verdict]:
     """What every known runtime does with a folder that has this config.json.
 
+    native: whether it holds Mistral's own format too, which some read first if they aren't told not to.
     Raises CtxextError if the config has no rotary embedding that can be read.
     """
     found = features(config)
     block = config.get("ctxext")
     length = read_block(block).max_length if block else config.get("max_position_embeddings") or "N"
-    return [_verdict(known, found, folder, length) for known in facts().runtimes]
+    return [_verdict(known, found, folder, length, native) for known in facts().runtimes]
 
 
 def gguf_portability(config: Mapping[str, Any], file: str) -> list[Verdict]:
@@ -99,7 +100,7 @@ def stand_in(rope: Rope, model_type: str = "llama") -> dict[str, Any]:
     }
 
 
-def _verdict(known: Runtime, found: frozenset[str], folder: str, length: int | str) -> Verdict:
+def _verdict(known: Runtime, found: frozenset[str], folder: str, length: int | str, native: bool) -> Verdict:
     rule = known.rule(found)
     runs: Runs = "exact" if rule is None else rule.runs
     note, evidence = ("", known.evidence) if rule is None else (rule.note, rule.evidence)
@@ -109,6 +110,7 @@ def _verdict(known: Runtime, found: frozenset[str], folder: str, length: int | s
     # Where the runtime as a whole was only read, no line about it was run.
     evidence = "source" if known.evidence == "source" else evidence
     command = known.command.format(folder=folder, length=length)
+    command += f" {known.beside_native}" if native and known.beside_native else ""
     return Verdict(known.name, runs, note, known.version or known.date, evidence, command)
 
 
@@ -201,16 +203,20 @@ def _gguf(config: Mapping[str, Any]) -> set[str]:
     return set()
 
 
-def serve_without_patching(schedule: Schedule, config: Mapping[str, Any], model: str) -> dict[str, str]:
+def serve_without_patching(
+    schedule: Schedule, config: Mapping[str, Any], model: str, *, native: bool = False
+) -> dict[str, str]:
     """Command lines that make a server run a static schedule on the unpatched model, by runtime.
 
-    config: the patched config.json. llama.cpp has flags for a few schedules only.
+    config: the patched config.json. native: as in `portability`. llama.cpp has flags for a few schedules only.
     """
     if not schedule.is_static:
         return {}
     over = {k: config[k] for k in ("rope_parameters", "max_position_embeddings")}
+    more = f"{runtime('vLLM').beside_native} " if native else ""
     lines = {
-        "vLLM": f"vllm serve {model} --max-model-len {schedule.max_length} --hf-overrides '{json.dumps(over)}'"
+        "vLLM": f"vllm serve {model} --max-model-len {schedule.max_length} {more}"
+        f"--hf-overrides '{json.dumps(over)}'"
     }
     try:
         keys = gguf_rope(schedule, "qwen2").keys

@@ -14,6 +14,7 @@ from ..config.families import require_support
 from ..config.read import native_schedule, read_rope, read_schedule
 from ..errors import CtxextError, UsageError
 from ..files import read_config
+from ..folders.heads import require_causal
 from ..folders.source import ModelDtype, resolve
 from ..rope import Rope, Schedule
 from . import strategies
@@ -97,7 +98,11 @@ def read_subject(options: Options) -> Subject:
     if (folder / "adapter_config.json").is_file():
         raise CtxextError(f"{folder} is an adapter", hint="merge it first: ctxext merge")
     config = read_config(folder)
-    require_support(config)
+    require_causal(config, folder, "a search")
+    try:
+        require_support(config)
+    except CtxextError as error:
+        raise CtxextError(error.message, hint="a search knows transformers' own families alone") from error
     if options.existing == "replace":
         rope = read_rope(config, trained_length=options.trained_length, existing="replace")
         return Subject(folder, rope, None, _runs(config, options.trained_length))

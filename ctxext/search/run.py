@@ -16,7 +16,7 @@ from .. import methods
 from ..errors import CtxextError, UsageError, require, warn
 from ..files import read_config, write_json
 from ..folders.adapter import fingerprint
-from ..folders.load import load
+from ..folders.load import load, load_tokenizer
 from ..folders.patch import check_target, default_out, patched_config, write_patched
 from ..folders.source import ModelDtype, display_name
 from ..rope import Schedule, target_length, unpatched
@@ -53,7 +53,7 @@ def search_factors(
     attention_factor: float | None = None,
     seed: int = 0,
     dtype: ModelDtype = "auto",
-    attention: str = "sdpa",
+    attention: str = "auto",
     trained_length: int | None = None,
     existing: Existing = "extend",
     fallback: Fallback = "static",
@@ -128,10 +128,8 @@ class _Search:
         self.log = Log(log.path, log.records, log.header)
 
     def _read_data(self) -> None:
-        from transformers import AutoTokenizer
-
         options, rope = self.options, self.subject.rope
-        tokenizer = AutoTokenizer.from_pretrained(self.subject.folder)
+        tokenizer = load_tokenizer(self.subject.folder)
         length, total = target_length(rope, self.factor), options.documents + options.held_out
         stretches = texts.cut(texts.read_texts(options.data), tokenizer, length, total)
         mine, others = stretches[: options.documents], stretches[options.documents :]
@@ -167,9 +165,13 @@ class _Search:
             "strategy": options.strategy,
             "constants": strategies.constants(options.strategy, options.constants),
             "start_tokens": list(options.start_tokens),
-            "attention": options.attention,
+            "attention": self._attention(),
             **{name: getattr(options, name) for name in kept},
         }
+
+    def _attention(self) -> str:
+        asked = self.options.attention
+        return self.fitness.model.config._attn_implementation if asked == "auto" else asked
 
     def _load(self) -> Any:
         import torch
@@ -322,7 +324,7 @@ class _Search:
             draw(self.work, report, self.subject.rope, self.factor)
         except CtxextError:
             warn("no pictures were drawn: pip install 'ctxext[plot]'")
-        with (self.out / "README.md").open("a") as card:
+        with (self.out / "README.md").open("a", encoding="utf-8") as card:
             card.write(card_section(report))
         # A folder that was searched before has papers of its own, which came along.
         shutil.rmtree(self.out / "search", ignore_errors=True)

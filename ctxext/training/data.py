@@ -17,10 +17,12 @@ from typing import Any
 
 from ..errors import CtxextError, UsageError
 from ..folders.source import TINY
-from ..text import BIBLES, bos_id, load_texts, read_bible
+from ..text import BIBLES, bos_id, check_utf8, read, read_bible
 from .passkeys import passkey_blocks
 from .recipe import DataSpec, Source
 
+_LOOKED_AT = 1 << 20
+"""Bytes of a streamed file that are looked at before it is read."""
 BUILDERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 
 
@@ -57,7 +59,7 @@ def load_blocks(spec: DataSpec, tokenizer: Any, size: int, seed: int = 0) -> Any
 
 def read_source(source: Source, spec: DataSpec) -> Any:
     """The documents of one source, a (streamed) dataset with the one column "text"."""
-    from datasets import Dataset, load_dataset
+    from datasets import Dataset, IterableDataset, load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     path = TINY.parent / "text" if source.path == "tiny" else Path(source.path).expanduser()
@@ -72,13 +74,16 @@ def read_source(source: Source, spec: DataSpec) -> Any:
         if path.exists():
             files, builder = _files(path, source.leave_out)
             names = [str(file) for file in files]
-            if builder == "text" and not spec.streaming:
+            if builder == "text":
                 # When they were written is part of what the cache of `datasets` knows them by.
                 stamps = [file.stat().st_mtime_ns for file in files]
                 given = {"files": names, "stamps": stamps}
+                if spec.streaming:
+                    return IterableDataset.from_generator(_texts, gen_kwargs=given)
                 return Dataset.from_generator(_texts, gen_kwargs=given, cache_dir=spec.cache)  # pyright: ignore[reportArgumentType]
-            if builder == "text":
-                options["sample_by"], column = "document", "text"
+            if builder == "json":
+                for file in files:
+                    check_utf8(file, _LOOKED_AT if spec.streaming else -1)
             loaded = load_dataset(builder, data_files=names, split="train", **options)
         else:
             loaded = load_dataset(source.path, source.name, split=source.split, **options)
@@ -101,7 +106,7 @@ def read_source(source: Source, spec: DataSpec) -> Any:
 
 
 def _texts(files: list[str], stamps: list[int]) -> Iterator[dict[str, str]]:
-    yield from ({"text": text.text} for text in load_texts(files))
+    yield from ({"text": read(Path(file))} for file in files)
 
 
 def _files(path: Path, leave_out: list[str]) -> tuple[list[Path], str]:

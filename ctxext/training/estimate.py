@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -11,7 +10,10 @@ from typing import Any
 from .. import terminal
 from ..config.keys import head_dim
 from ..errors import CtxextError
+from ..files import read_json
+from ..folders.heads import require_causal
 from ..folders.source import TINY
+from ..folders.weights import tensor_files
 from .recipe import AdapterSpec, Recipe
 
 GPU_FLOPS = 0.4 * 312e12
@@ -30,6 +32,7 @@ def describe(recipe: Recipe, processes: int | None = None) -> dict[str, Any]:
     if config is None:
         answer["notes"].append(f"no config.json of {recipe.model.path} on this machine: memory and time unknown")
         return answer | {"parameters": None, "trainable": None, "memory_gib": None, "hours": None}
+    require_causal(config, recipe.model.path, "training")
     shape = Shape(config)
     trainable = trainable_parameters(recipe.adapter, shape)
     memory = memory_bytes(recipe, shape, trainable)
@@ -60,7 +63,7 @@ def find_config(model: str) -> dict[str, Any] | None:
             return None
         if not isinstance(path, str):
             return None
-    config = json.loads(Path(path).read_text())
+    config = read_json(path)
     stored = _stored_type(Path(path).parent)
     return {**config, "dtype": stored or config.get("dtype") or config.get("torch_dtype") or "float32"}
 
@@ -103,7 +106,7 @@ def _gguf_sizes(file: Path) -> dict[str, Any] | None:
 def _stored_type(folder: Path) -> str | None:
     from safetensors import safe_open
 
-    for path in sorted(folder.glob("*.safetensors"))[:1]:
+    for path in [file for file in tensor_files(folder) if file.suffix == ".safetensors"][:1]:
         with safe_open(path, framework="numpy") as tensors:
             kinds = {tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
         return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"

@@ -18,7 +18,8 @@ from rich.markup import escape
 from .. import terminal
 from ..config.write import write_config
 from ..errors import CtxextError
-from ..files import WEIGHTS, link_or_copy, model_files, read_config, write_json
+from ..files import WEIGHTS, link_or_copy, model_files, read_config, write_json, write_text
+from ..folders.lengths import longer_config
 from ..rope import Schedule
 from .recipe import Recipe
 
@@ -30,7 +31,7 @@ def before(recipe: Recipe, folder: Path, schedule: Schedule | None, out: Path) -
         for relative in model_files(folder):
             link_or_copy(folder / relative, subject / relative, link=relative.suffix in WEIGHTS)
         if schedule is not None:
-            config = write_config(read_config(folder), schedule)
+            config = longer_config(write_config(read_config(folder), schedule), schedule.max_length)
             write_json(subject / "config.json", config)
         measure(recipe.eval.commands, subject, out / "eval-before")
 
@@ -53,12 +54,12 @@ def measure(commands: list[str], model: Path, answers: Path) -> None:
         name, *rest = shlex.split(command)
         terminal.say("evaluating " + escape(f"{model.name}: {command}"))
         line = [sys.executable, "-m", "ctxext", "eval", name, str(model), *rest, "--json"]
-        ran = subprocess.run(line, capture_output=True, text=True)
+        ran = subprocess.run(line, capture_output=True, encoding="utf-8", errors="replace")
         if ran.returncode:
             raise CtxextError(
                 f"the evaluation {command!r} failed: {ran.stderr.strip()[-500:]}",
                 hint="mend eval.commands in the recipe; with --resume the training itself isn't repeated",
             )
-        (part / f"{number}-{name}.json").write_text(ran.stdout)
+        write_text(part / f"{number}-{name}.json", ran.stdout)
     shutil.rmtree(answers, ignore_errors=True)
     part.rename(answers)

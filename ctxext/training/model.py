@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,21 +15,35 @@ from ..config.families import require_support
 from ..config.read import read_rope
 from ..errors import CtxextError, UsageError
 from ..files import read_config
+from ..folders.heads import require_causal
 from ..folders.load import PEFT_NOISE, base_model, stored_schedule
 from ..live.t5_bias import T5Table
 from ..rope import Schedule
-from .recipe import AdapterSpec, Recipe
+from .recipe import AdapterSpec, Recipe, parallel_sizes
 
 
 def make_schedule(recipe: Recipe, folder: Path) -> Schedule | None:
     """What the recipe's method makes of this checkpoint; without a method, what its folder says, or None."""
     config = read_config(folder)
+    require_causal(config, folder, "training")
     spec, model = recipe.method, recipe.model
     if spec is None:
         return stored_schedule(config)
-    require_support(config, trust_remote_code=model.trust_remote_code)
-    rope = read_rope(config, trained_length=model.trained_length, existing=model.existing)
+    try:
+        require_support(config, trust_remote_code=model.trust_remote_code)
+        rope = read_rope(config, trained_length=model.trained_length, existing=model.existing)
+    except CtxextError as error:
+        raise CtxextError(error.message, hint=_in_recipe(error.hint)) from error
     return methods.schedule(rope, spec.name, spec.factor, **spec.params)
+
+
+def _in_recipe(hint: str | None) -> str | None:
+    """A hint at options of the command line, as keys of a recipe."""
+    if hint is None:
+        return None
+    valued = re.sub(r"--(existing) (\w+)", r"model.\1=\2", hint)
+    found = re.sub(r"--([a-z-]+)", lambda option: "model." + option[1].replace("-", "_"), valued)
+    return re.sub(r"\bpass (?=model\.)", "set ", found)
 
 
 def target_of(recipe: Recipe, schedule: Schedule | None) -> int:
@@ -52,10 +67,12 @@ def target_of(recipe: Recipe, schedule: Schedule | None) -> int:
 
 def build(recipe: Recipe, folder: Path, schedule: Schedule | None) -> nn.Module:
     """The patched model in training mode, with its adapter, or all weights, trainable in float32."""
-    spec = recipe.adapter
+    spec, attention = recipe.adapter, recipe.model.attention
+    if attention == "auto" and parallel_sizes()[0] > 1:
+        attention = "sdpa"  # context parallel has nothing else
     options: dict[str, Any] = {
         "dtype": "auto" if recipe.model.dtype == "auto" else getattr(torch, recipe.model.dtype),
-        "attn_implementation": recipe.model.attention,
+        "attn_implementation": attention,
         "trust_remote_code": recipe.model.trust_remote_code,
     }
     if spec.quantize:

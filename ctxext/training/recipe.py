@@ -26,7 +26,7 @@ class ModelSpec(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="of frozen weights; auto: as saved"
     )
-    attention: str = "sdpa"
+    attention: str = Field(default="auto", description="auto: sdpa where the family has it, else eager")
     trained_length: int | None = Field(default=None, ge=2, description="tokens, when config.json says otherwise")
     existing: Literal["refuse", "replace", "compose"] = "refuse"
     trust_remote_code: bool = False
@@ -306,7 +306,7 @@ def _launch(recipe: Recipe) -> Iterator[Problem]:
     if cp > 1:
         if data.layout == "packed":
             yield Problem(("data", "layout"), "context parallel drops the mask that keeps packed documents apart")
-        if recipe.model.attention != "sdpa":
+        if recipe.model.attention not in ("auto", "sdpa"):
             yield Problem(("model", "attention"), "context parallel runs with sdpa only")
         if data.length % (2 * cp):
             yield Problem(("data", "length"), f"must be a multiple of {2 * cp} for context parallel over {cp}")

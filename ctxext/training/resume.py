@@ -28,7 +28,7 @@ def begin(out: Path, recipe: Recipe, *, resume: bool) -> None:
             raise UsageError(f"{out} isn't empty", hint="add --resume to go on with it, or set another output=")
         if not begun.is_file():
             raise UsageError(f"{out} holds no run to resume", hint="set another output=")
-        before, now = yaml.safe_load(begun.read_text()), yaml.safe_load(recipe.resolved())
+        before, now = yaml.safe_load(begun.read_text(encoding="utf-8")), yaml.safe_load(recipe.resolved())
         changed = sorted(_differences(_fixed(before, recipe), _fixed(now, recipe)))
         if changed:
             raise UsageError(
@@ -49,6 +49,8 @@ def _fixed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
             flat.update({f"{name}.{key}": value for key, value in section.items()})
         else:
             flat[name] = section
+    if flat.get("model.attention") == "auto":
+        flat["model.attention"] = "sdpa"  # what it is, and what older runs say
     return {k: v for k, v in flat.items() if k not in free and k.split(".")[0] not in free}
 
 
@@ -61,7 +63,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
     def complete(path: Path) -> bool:
         try:
-            return bool(json.loads((path / "trainer_state.json").read_text()))
+            return bool(json.loads((path / "trainer_state.json").read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return False
 

@@ -23,6 +23,7 @@ from ..config.block import digest
 from ..errors import CtxextError, require
 from ..files import write_json
 from ..folders.adapter import Base
+from ..folders.load import load_tokenizer
 from ..folders.source import resolve
 from . import eval_commands
 from .recipe import Recipe, check_schedule, load_recipe
@@ -43,12 +44,17 @@ def train(
     """
     checked = load_recipe(recipe, overrides)
     require("training", "train", "accelerate", "datasets", "peft")
-    return _train(checked, resume)
+    try:
+        return _train(checked, resume)
+    except UnicodeDecodeError as error:  # far inside a streamed file
+        raise CtxextError(
+            f"a data source isn't UTF-8 text: {error}", hint="convert it to UTF-8, or leave it out"
+        ) from error
 
 
 def _train(recipe: Recipe, resume: bool) -> dict[str, Any]:
     """`train` for a recipe that is right by itself."""
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     from . import loss
     from .model import build, make_schedule, target_of
@@ -68,7 +74,7 @@ def _train(recipe: Recipe, resume: bool) -> dict[str, Any]:
         eval_commands.before(recipe, folder, schedule, out)
 
     set_seed(recipe.seed)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder)
     model = build(recipe, folder, schedule)
     if recipe.train.loss == "chunked":
         loss.bind(model, recipe.train.loss_chunk)

@@ -17,7 +17,7 @@ from ..config.write import write_config
 from ..errors import CtxextError, UsageError, warn
 from ..files import read_config, write_json
 from ..folders import adapter as adapters
-from ..folders.patch import longer_tokenizer
+from ..folders.lengths import longer_config, longer_files
 from ..rope import Schedule
 from . import data, loss
 from .model import loraplus_groups
@@ -153,14 +153,13 @@ def save(
             if path.is_file():
                 shutil.copyfile(path, part / path.name)
         if schedule is not None:
-            longer = longer_tokenizer(folder, schedule.max_length)
-            if longer is not None:
-                write_json(part / "tokenizer_config.json", longer)
+            for name, longer in longer_files(part, schedule.max_length).items():
+                write_json(part / name, longer)
         original = read_config(folder)
         if full:
             config = read_config(part)
             config = {**original, **{k: config[k] for k in ("dtype", "sliding_window") if k in config}}
-            config = write_config(config, schedule) if schedule else config
+            config = longer_config(write_config(config, schedule), schedule.max_length) if schedule else config
             write_json(part / "config.json", config)
         else:
             adapters.seal(part, base, original, schedule)

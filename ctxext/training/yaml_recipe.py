@@ -75,7 +75,7 @@ def load(
 def _read(path: Path) -> tuple[dict[str, Any], dict[Any, Any]]:
     """(content, line of each key). Repeated keys, of which YAML would keep the last, are under "duplicates"."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"can't read the recipe {path}: {getattr(error, 'strerror', error)}") from error
     try:

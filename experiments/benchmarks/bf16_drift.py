@@ -53,7 +53,7 @@ def logits_after(changes: int) -> dict[str, float]:
     for dtype in ("float32", "bfloat16"):
         subject = load("tiny", dtype=dtype)
         if ids is None:
-            ids = torch.tensor([subject.tokenizer(TINY_TEXTS[0].read_text()).input_ids[:END]])
+            ids = torch.tensor([subject.tokenizer(TINY_TEXTS[0].read_text(encoding="utf-8")).input_ids[:END]])
         for method in ("dynamic_ntk", "ntk"):
             options: dict[str, Any] = (
                 {"granularity": (END - TRAINED) // changes} if method == "dynamic_ntk" else {}

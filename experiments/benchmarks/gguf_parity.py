@@ -190,7 +190,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore", CtxextWarning)
     path = args.out / "gguf_parity.json" if args.out else None
-    rows = json.loads(path.read_text())["results"] if path and path.is_file() else []
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"] if path and path.is_file() else []
     done = {(row["part"], row["model"], row["method"]) for row in rows}
     import transformers
 

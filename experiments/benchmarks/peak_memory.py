@@ -10,13 +10,17 @@ PROCESS = Path("/proc/self")
 
 
 def _status(key: str) -> float:
-    line = next(line for line in (PROCESS / "status").read_text().splitlines() if line.startswith(key + ":"))
+    line = next(
+        line
+        for line in (PROCESS / "status").read_text(encoding="utf-8").splitlines()
+        if line.startswith(key + ":")
+    )
     return int(line.split()[1]) / 1024
 
 
 def start() -> float:
     """Set the high-water mark to what is resident now, and return that, in MiB. Linux only."""
-    (PROCESS / "clear_refs").write_text("5")
+    (PROCESS / "clear_refs").write_text("5", encoding="utf-8")
     return _status("VmRSS")
 
 

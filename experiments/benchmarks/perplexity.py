@@ -92,7 +92,7 @@ def compare(tokens: int, vocabulary: int, repeat: int) -> bool:
         environment = {**os.environ, "TQDM_DISABLE": "1"}
         runs = []
         for _ in range(repeat):
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8", env=environment)
             runs.append(json.loads(done.stdout.splitlines()[-1]))
         medians[way] = row = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         print(f"  {way:13} {row['mib']:7.0f} MiB above baseline  {row['cpu']:6.2f} CPU s  nll {row['nll']:.6f}")

@@ -226,7 +226,7 @@ def searches(bench: Bench, args: argparse.Namespace, constants: dict) -> list[di
 
 def tiny(args: argparse.Namespace) -> dict:
     found = {}
-    texts = [path.read_text() for path in TINY_TEXTS]
+    texts = [path.read_text(encoding="utf-8") for path in TINY_TEXTS]
     for factor in map(int, args.factors.split(",")):
         runs = []
         for fold in range(args.folds):
@@ -240,7 +240,7 @@ def smollm2(args: argparse.Namespace) -> dict:
     """One document to search on and one held out: a reading of 16,384 tokens takes two minutes on one core."""
     from experiments.smollm2.material import gguf, kjv
 
-    model, text = gguf(), kjv(args.out).read_text()
+    model, text = gguf(), kjv(args.out).read_text(encoding="utf-8")
     bench = Bench(model, [text], 2, args.out / "smollm2-2x", "bfloat16", (1, 1))
     runs = searches(bench, args, {})
     return {"SmolLM2-135M 2x": {"runs": runs, "rows": compare(runs)}}
@@ -263,7 +263,7 @@ def main() -> None:
         print(f"\n{label}\n\n{markdown(entry['rows'])}")
     name = "search-smollm2" if args.smollm2 else "search"
     path = args.out / f"{name}.json"
-    found = (json.loads(path.read_text()) if path.is_file() else {}) | found
+    found = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}) | found
     write_json(path, found, indent=1)
     draw(found, args.out / f"{name}.png")
 

@@ -63,7 +63,7 @@ def main() -> None:
                 count,
             ]
             command += ["--tokens", str(args.tokens), "--vocabulary", str(args.vocabulary)]
-            ran = subprocess.run(command, capture_output=True, text=True, check=True)
+            ran = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
             print(f"| {way} | {count} | {json.loads(ran.stdout.splitlines()[-1])['mib']:.0f} |", flush=True)
 
 

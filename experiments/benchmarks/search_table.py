@@ -124,7 +124,9 @@ def fidelity(bench: Bench, count: int = 24) -> list[dict]:
 
     Cheap: the beginnings of all documents, or one whole document, on candidates that the search itself tried.
     """
-    lines = [json.loads(line) for line in (bench.folder / "curve-0.jsonl").read_text().splitlines()[1:]]
+    lines = [
+        json.loads(line) for line in (bench.folder / "curve-0.jsonl").read_text(encoding="utf-8").splitlines()[1:]
+    ]
     tried = list(dict.fromkeys(Candidate(tuple(r["factors"]), r["start_tokens"]) for r in lines))
     length, rng, rows = len(bench.mine[0].ids), random.Random(0), []
     for when, pool in (("early", tried[: len(tried) // 3]), ("late", tried[-len(tried) // 3 :])):
@@ -197,9 +199,9 @@ def main() -> None:
     parser.add_argument("--tuned-factors", default="4,8", help="factors to tune at")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    searches = json.loads((args.out / "search.json").read_text())
-    texts, out = [path.read_text() for path in TINY_TEXTS], args.out / "search-table.json"
-    found = json.loads(out.read_text()) if out.is_file() else {}
+    searches = json.loads((args.out / "search.json").read_text(encoding="utf-8"))
+    texts, out = [path.read_text(encoding="utf-8") for path in TINY_TEXTS], args.out / "search-table.json"
+    found = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
     for factor in map(int, args.factors.split(",")):
         folder = args.out / f"tiny-{factor}x"
         bench = Bench("tiny", texts, factor, folder, "float32")

@@ -131,7 +131,7 @@ def main() -> None:
         more = f"   over a stage of {STAGE}: {row['amortised']:.4f}" if "amortised" in row else ""
         print(f"{name:48} {row['ratio']:.3f}{spread}{more}")
     if args.out:
-        with open(args.out, "w") as file:
+        with open(args.out, "w", encoding="utf-8") as file:
             json.dump({"settings": settings, "results": found}, file, indent=1)
 
 

@@ -88,7 +88,9 @@ def main() -> int:
         command += ["--tokens", str(options.tokens), "--vocabulary", str(options.vocabulary)]
         runs = [
             json.loads(
-                subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout.splitlines()[
+                    -1
+                ]
             )
             for _ in range(options.repeat)
         ]

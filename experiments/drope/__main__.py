@@ -109,7 +109,7 @@ def run(recipes: Path, text: str, out: Path, *, documents: int, trials: int) -> 
         folder = out / slug(label)
         trained = train(recipes / f"{name}.yaml", more, text, folder)
         row(label, lambda trained=trained: load(trained, dtype="float32"))
-        log = json.loads((folder / "log.json").read_text())
+        log = json.loads((folder / "log.json").read_text(encoding="utf-8"))
         losses[label] = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
         if "DroPE" not in label:
             continue
@@ -211,7 +211,7 @@ def main(
 
     report = run(recipes, text, out, documents=documents, trials=trials)
     files.write_json(out / "report.json", report)
-    (out / "table.md").write_text(tables(report))
+    (out / "table.md").write_text(tables(report), encoding="utf-8")
     draw(report, out / "drope.png")
     print(tables(report))
 

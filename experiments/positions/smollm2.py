@@ -85,7 +85,7 @@ def main(
 
     found = measure(out, methods=methods.split(","), dtype=dtype)
     shown = tables(found, files.read_json(STORED)["ppl"])
-    (out / "tables.md").write_text(shown)
+    (out / "tables.md").write_text(shown, encoding="utf-8")
     print(shown)
 
 

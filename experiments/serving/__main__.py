@@ -147,7 +147,9 @@ def version(name: str, sources: Path | None = None) -> str:
         return installed(name)
     for path in [*sources.glob(f"{name}-*.dist-info/METADATA"), sources / name / "_version.py"]:
         if path.is_file():
-            found = re.search(r"^(?:Version: |.*__version__ = version = ')([\w.+]+)", path.read_text(), re.M)
+            found = re.search(
+                r"^(?:Version: |.*__version__ = version = ')([\w.+]+)", path.read_text(encoding="utf-8"), re.M
+            )
             if found:
                 return found.group(1)
     return "unknown"

@@ -133,7 +133,7 @@ def main(
     if stock:
         ppl["stock dynamic x2"], passkey["stock dynamic x2"] = stock_dynamic(out, **asked)
     found = tables(ppl, passkey)
-    (out / "tables.md").write_text(found)
+    (out / "tables.md").write_text(found, encoding="utf-8")
     draw(ppl, passkey, out)
     print(found)
     terminal.say(f"pictures and cells in {terminal.escape(str(out))}")

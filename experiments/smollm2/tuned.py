@@ -140,7 +140,7 @@ def portable(recipe: Path) -> str:
             return [named(inner) for inner in value]
         return re.sub(r"(?<!\S)/(?:[^/\s]+/)+", "", value) if isinstance(value, str) else value
 
-    return yaml.safe_dump(named(yaml.safe_load(recipe.read_text())), sort_keys=False)
+    return yaml.safe_dump(named(yaml.safe_load(recipe.read_text(encoding="utf-8"))), sort_keys=False)
 
 
 def main(
@@ -157,8 +157,8 @@ def main(
     found = tables(lines)
     (out / "recipes").mkdir(parents=True, exist_ok=True)
     for run in runs:
-        (out / "recipes" / f"{run.name}.yaml").write_text(portable(run / "recipe.yaml"))
-    (out / "tables.md").write_text(found)
+        (out / "recipes" / f"{run.name}.yaml").write_text(portable(run / "recipe.yaml"), encoding="utf-8")
+    (out / "tables.md").write_text(found, encoding="utf-8")
     write_json(out / "results.json", {"rows": [vars(line) for line in lines]})
     plots.save(draw(lines, trained_length, title), out / "tuned.png")
     print(found)

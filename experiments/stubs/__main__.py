@@ -24,7 +24,7 @@ COMMON = 'trained_length: int | None = None, existing: Existing = "refuse"'
 def stub() -> str:
     """The text of the file."""
     plain = []
-    for node in ast.parse(SOURCE.read_text()).body:
+    for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != "patch":
             answer = f" -> {ast.unparse(node.returns)}" if node.returns else ""
             plain.append(f"def {node.name}({ast.unparse(node.args)}){answer}: ...")
@@ -51,7 +51,7 @@ def stub() -> str:
         ]
     )
     ruff = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(STUB), "-"]
-    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(ruff, input=text, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 def overload(method: methods.Method) -> str:
@@ -71,4 +71,4 @@ def spelled(annotation: typing.Any) -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
-    STUB.write_text(stub())
+    STUB.write_text(stub(), encoding="utf-8")

@@ -63,7 +63,7 @@ def make_tokenizer(recipe: PretrainRecipe, documents: dict[str, str], path: Path
 
 def plain_tokenizer_class(path: Path) -> None:
     """Name the class as transformers 4 knows it; version 5 reads both names."""
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     for key in ("backend", "is_local", "local_files_only"):
         config.pop(key, None)
     config["tokenizer_class"] = "PreTrainedTokenizerFast"

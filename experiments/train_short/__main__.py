@@ -39,7 +39,7 @@ SEARCH: dict[str, Any] = {"documents": 3, "evaluations": 120}
 def read_plan(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
     """(the model's recipe, {encoding: what to do}) of a recipe folder."""
     try:
-        plan = yaml.safe_load((folder / "encodings.yaml").read_text())
+        plan = yaml.safe_load((folder / "encodings.yaml").read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"{folder} holds no encodings.yaml", hint="recipes/train-short-test-long is one"
@@ -126,10 +126,10 @@ def measure(run: Path, documents: list, others: list, text: Path, seed: int) -> 
     from ctxext.evals.models import load
 
     subject = load(run / "model", dtype="float32")
-    trained = json.loads((run / "recipe.json").read_text())["model"]["max_position_embeddings"]
+    trained = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["model"]["max_position_embeddings"]
     lengths, tests = [int(trained * m) for m in MULTIPLES], LengthTests(documents, trained, seed)
     answer: dict[str, Any] = {"trained_length": trained, "variants": {"as trained": tests.all(subject, lengths)}}
-    log = json.loads((run / "log.json").read_text())
+    log = json.loads((run / "log.json").read_text(encoding="utf-8"))
     answer["loss"] = [[row["step"], row["loss"]] for row in log if "loss" in row]
     if subject.schedule.method == "none":
         answer["variants"]["crop control"] = tests.cropped(subject, lengths)
@@ -170,7 +170,7 @@ def run_all(
     kept, held_out = split_text(read_text(text), recipe.data.held_out)
     out.mkdir(parents=True, exist_ok=True)
     search_text = out / "text.txt"
-    search_text.write_text("\n".join(kept.values()))
+    search_text.write_text("\n".join(kept.values()), encoding="utf-8")
     found: dict[str, dict[str, Any]] = {}
     for seed in seeds:
         for name in only or plan:
@@ -213,9 +213,9 @@ def main(
     )
     summary = plots_train_short.summarise(found)
     files.write_json(out / "summary.json", summary)
-    (out / "table.md").write_text(plots_train_short.table(summary))
+    (out / "table.md").write_text(plots_train_short.table(summary), encoding="utf-8")
     plots_train_short.draw(summary, out)
-    print((out / "table.md").read_text())
+    print((out / "table.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def claim(path: Path, *, wait: bool) -> Iterator[bool]:
         return
     lock = path.with_name(f".{path.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("w") as handle:
+    with lock.open("w", encoding="utf-8") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

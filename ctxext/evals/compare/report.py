@@ -46,7 +46,9 @@ def page(
         "cells": {label: document["settings"] for label, document in ppl.items()},
     }
     options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
-    template = jinja2.Environment(**options, keep_trailing_newline=True).from_string(TEMPLATE.read_text())
+    template = jinja2.Environment(**options, keep_trailing_newline=True).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    )
     return template.render(
         about=about,
         headline=summary.headline(table),

@@ -62,7 +62,7 @@ class CtxextLM(_HFLM):
         batch_size: int | str = 1,
         device: str | None = None,
         dtype: str = "auto",
-        attn_implementation: str = "sdpa",
+        attn_implementation: str = "auto",
         trained_length: int | None = None,
         existing: str = "refuse",
         truncate: bool = False,

@@ -17,7 +17,7 @@ from typing import Any
 from ...errors import CtxextError, UsageError
 from ...files import write_text
 from ..source import resolve
-from . import files, keys, scaling
+from . import beside, files, keys, scaling
 from .check import Check, Finding
 from .folder import Folder
 
@@ -38,7 +38,7 @@ class Diagnosis:
 
 def all_checks() -> dict[str, Check]:
     """Every check by name. What stops loading comes before what misleads: mends go in this order."""
-    found = [c for module in (keys, scaling, files) for c in vars(module).values() if isinstance(c, Check)]
+    found = [c for module in (keys, scaling, files, beside) for c in vars(module).values() if isinstance(c, Check)]
     return {check.name: check for check in found}
 
 
@@ -86,7 +86,7 @@ def _findings(folder: Folder) -> list[Finding]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, OSError) as error:
         raise CtxextError(f"{path} can't be read: {error}", hint="take this file from the base model") from error
     if not isinstance(data, dict):
