@@ -2,15 +2,10 @@
 
 import pytest
 import torch
+from all_models import MODELS, is_stock_attention
 from conftest import logits
-from encoded_models import METHODS, patched
-from staged_models import METHODS as STAGED
-from staged_models import staged
 
 from ctxext.errors import CtxextError
-
-MODELS = {name: (lambda name=name: patched(name)) for name in METHODS}
-MODELS |= {name: (lambda name=name: staged(method=name)) for name in STAGED}
 
 
 def attended(model, ids, **options):
@@ -50,10 +45,10 @@ def test_weights_times_values_are_the_output(name, tokens):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_backends_without_weights_are_refused(name, tokens):
-    """transformers' own attention, which unrotated layers and sinusoids leave alone, warns and gives none."""
+    """transformers' own attention warns and gives none, as ever."""
     model = MODELS[name]()
     want = logits(model, tokens)
-    if name in ("nope", "sinusoidal"):
+    if is_stock_attention(model):
         assert model(tokens, output_attentions=True).attentions == ()
         return
     with pytest.raises(CtxextError, match="sdpa gives no attention weights"):

@@ -2,24 +2,12 @@
 
 import pytest
 import torch
-from conftest import logits, pico_model
-from encoded_models import METHODS, patched
+from all_models import MODELS
+from conftest import logits
 from staged_models import METHODS as STAGED
 from staged_models import staged
 
-import ctxext
 from ctxext.errors import CtxextError
-
-
-def yarn():
-    model = pico_model()
-    ctxext.patch(model, "yarn", 4)
-    return model
-
-
-MODELS = {name: (lambda name=name: patched(name)) for name in METHODS}
-MODELS |= {name: (lambda name=name: staged(method=name)) for name in STAGED}
-MODELS["yarn"] = yarn
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
