@@ -4,10 +4,6 @@ import pytest
 import torch
 from all_models import MODELS
 from conftest import logits
-from staged_models import METHODS as STAGED
-from staged_models import staged
-
-from ctxext.errors import CtxextError
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
@@ -25,14 +21,3 @@ def test_packed_documents_are_what_each_is_alone(name, backend, tokens):
         got = model(**batch, use_cache=False).logits
     want = torch.cat([logits(model, p[None]) for p in parts], 1)
     assert (got - want).abs().max() < 5e-5
-
-
-@pytest.mark.parametrize("how", ["export", "trace"])
-@pytest.mark.parametrize("method", STAGED)
-def test_staged_models_say_that_they_cannot_be_exported(method, how, tokens):
-    model = staged(method=method)
-    model.config.return_dict = False
-    run = {"export": lambda: torch.export.export(model, (tokens,), strict=False)}
-    run["trace"] = lambda: torch.jit.trace(model, (tokens,))
-    with pytest.raises(CtxextError, match="can't be exported"):
-        run[how]()

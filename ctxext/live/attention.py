@@ -23,7 +23,7 @@ from transformers import AttentionInterface
 from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
-from .blocks import check_causal, fit_options
+from .blocks import check_causal, check_not_traced, fit_options
 from .cache import CACHE_NAMES, expect, joined, layer_of, positions_held, remember
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
@@ -108,6 +108,7 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     positions = kwargs.get("position_ids")
     if args or positions is None:
         raise CtxextError(f"{type(module).__name__} was called without keywords, or without position_ids")
+    check_not_traced(layer.encoding.schedule.method)
     fit_options(kwargs, module.config._config)
     cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
     held = layer_of(cache, module, layer.digest)

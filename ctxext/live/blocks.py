@@ -85,3 +85,12 @@ def fit_options(options: dict[str, Any], config: Any) -> None:
         raise CtxextError(
             f"{backend} gives no attention weights", hint="model.set_attn_implementation('eager') before the call"
         )
+
+
+def check_not_traced(method: str) -> None:
+    """Raise CtxextError in torch.export and torch.jit.trace, whose programs would keep what one text needed."""
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise CtxextError(
+            f"{method} can't be exported or traced: what it computes depends on the positions",
+            hint="patch with a static method, such as yarn, for torch.export and torch.jit.trace",
+        )
