@@ -57,7 +57,7 @@ BROKEN = {
         scaled(type="yarn", factor=4.0, original_max_position_embeddings=64, finetuned=True),
         (),
         {},
-        "old_names",
+        "dead_keys",
         "yarn",
     ),
     "YaRN's remote code of 2023": (
@@ -181,7 +181,7 @@ UNMENDABLE = {
     "dynamic": (scaled(64, rope_type="dynamic", factor=4.0), "depends_on_the_call"),
     "dynamic that never scales": (
         scaled(256, rope_type="dynamic", factor=4.0, original_max_position_embeddings=64),
-        "depends_on_the_call",
+        "never_sets_in",
     ),
     "switching": (
         scaled(rope_type="longrope", factor=4.0, **LISTS | {"short_factor": [1.0] * 16}),

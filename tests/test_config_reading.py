@@ -1,6 +1,7 @@
 """Reading configs of both dialects and writing ones that any reader understands the same way."""
 
 import json
+import warnings
 
 import pytest
 from rope_configs import V4, V5, options
@@ -8,10 +9,10 @@ from rope_configs import V4, V5, options
 from ctxext import methods
 from ctxext.config.families import require_support, unsupported_reason
 from ctxext.config.keys import rope_parameters, sliding_window
-from ctxext.config.read import read_rope, read_schedule
+from ctxext.config.read import native_schedule, read_rope, read_schedule
 from ctxext.config.rope_parameters import Target
 from ctxext.config.write import write_config
-from ctxext.errors import CtxextError, UsageError
+from ctxext.errors import CtxextError, CtxextWarning, UsageError
 from ctxext.rope import Rope
 
 
@@ -89,6 +90,7 @@ def test_already_scaled_is_read_as_transformers_reads_it(kind):
     assert isinstance(rotary.inv_freq, torch.Tensor)
 
 
+@pytest.mark.filterwarnings("ignore:linear scaling")
 @pytest.mark.parametrize("kind", SCALED)
 def test_already_scaled_is_refused_replaced_or_composed(kind):
     config = {**V4, "rope_scaling": SCALED[kind]}
@@ -97,9 +99,10 @@ def test_already_scaled_is_refused_replaced_or_composed(kind):
     assert "--existing compose" in str(error.value)
     replaced = read_rope(config, existing="replace")
     assert replaced.ratios == ()
-    assert replaced.trained_length == SCALED[kind].get("original_max_position_embeddings", 4096)
+    # Linear scaling says no original length: 4096 is what the model reads with it.
+    assert replaced.trained_length == SCALED[kind].get("original_max_position_embeddings", 2048)
     composed = read_rope(config, existing="compose")
-    assert composed.trained_length == (8192 if kind == "linear" else 4096)
+    assert composed.trained_length == 4096
     assert composed.inv_freq() == pytest.approx(list(read_schedule(config).stages[0].inv_freq))
     # Extending a scaled rope has no native name: it must not claim one.
     assert methods.schedule(composed, "pi", 2).native is None
@@ -118,11 +121,12 @@ def test_composing_extends_what_the_first_patch_reached(name, target):
             assert read_rope(foreign, existing="compose").trained_length == 16384
 
 
+@pytest.mark.filterwarnings("ignore:linear scaling")
 @pytest.mark.parametrize(
     ("length", "scaling", "reached"),
     [
-        # Vicuna 16k: the trained length stays in max_position_embeddings.
-        (4096, {"type": "linear", "factor": 4.0}, 16384),
+        # LLaMA-2-7B-32K: the length with the scaling stands in max_position_embeddings.
+        (32768, {"type": "linear", "factor": 8.0}, 32768),
         # What Qwen's cards say to add: the length isn't raised, or was rounded up before.
         (40960, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
         # Llama 3.1 reads further than the factor times the original length.
@@ -134,6 +138,20 @@ def test_composing_extends_what_the_first_patch_reached(name, target):
 def test_composing_extends_what_a_foreign_scaling_reached(length, scaling, reached):
     config = {**V4, "max_position_embeddings": length, "rope_scaling": scaling}
     assert read_rope(config, existing="compose").trained_length == reached
+
+
+def test_both_conventions_of_linear_scaling():
+    """Vicuna 16k keeps the trained length in max_position_embeddings; where nothing tells, it is said."""
+    vicuna = {**V4, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    with pytest.warns(CtxextWarning, match="--trained-length 16384"):
+        assert read_rope(vicuna, existing="compose").trained_length == 4096
+    assert read_rope(vicuna, trained_length=16384, existing="compose").trained_length == 16384
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = {**vicuna, "max_sequence_length": 16384}
+        assert read_rope(told, existing="compose").trained_length == 16384
+        assert read_rope(told, existing="replace").trained_length == 4096
+    assert native_schedule(told).rope.trained_length == 16384
 
 
 def test_scaling_without_fixed_frequencies():

@@ -84,7 +84,7 @@ def test_what_does_not_combine():
 
 
 def test_families_without_attention_functions_are_refused(tokens):
-    model = pico_model("falcon", num_kv_heads=4, new_decoder_architecture=True)
+    model = pico_model("gpt_neox_japanese")
     before = logits(model, tokens)
     with pytest.raises(CtxextError, match="computes attention itself"):
         ctxext.patch(model, "alibi", 4)

@@ -18,6 +18,9 @@ SCHEDULES = {
     "dynamic_ntk, other stages": {"method": "dynamic_ntk", "factor": 8, "granularity": 24},
     "rerope": {"method": "rerope", "factor": 4, "window": 24},
     "alibi": {"method": "alibi", "factor": 4},
+    "nope": {"method": "nope", "factor": 4, "every": 2},
+    "sinusoidal": {"method": "sinusoidal", "factor": 4},
+    "start tokens": {"method": "longrope", "factor": 4, "long_factor": [2.0] * 16, "start_tokens": 4},
 }
 STATIC = {"unpatched", "yarn"}
 
@@ -82,6 +85,23 @@ def test_an_emptied_cache_is_anybodys(name, kind, tokens):
             go_on(model, tokens[:, 60:70], cache)
 
 
+def test_an_emptied_cache_is_chosen_from_by_whoever_fills_it(tokens):
+    """What is remembered of the sequences that were in it says nothing of the new ones."""
+    model = pico_model()
+    put(model, "dynamic_ntk")
+    cache = cache_of(model, "dynamic")
+    go_on(model, tokens[:, :20], cache)
+    cache.reset()
+    put(model, "unpatched")
+    ids = tokens[:, :60].view(3, 20)
+    go_on(model, ids, cache)
+    chosen = torch.tensor([2, 0])
+    cache.batch_select_indices(chosen)
+    more = tokens[:, 60:70].view(2, 5)
+    want = logits(model, torch.cat((ids[chosen], more), 1))[:, 20:]
+    torch.testing.assert_close(go_on(model, more, cache), want, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("name", [n for n in SCHEDULES if n not in STATIC])
 def test_a_copy_of_the_model_and_the_same_patch_go_on(name, tokens):
     model = pico_model()
@@ -93,6 +113,20 @@ def test_a_copy_of_the_model_and_the_same_patch_go_on(name, tokens):
     put(again, "yarn")
     put(again, name)
     torch.testing.assert_close(go_on(again, tokens[:, 130:], cache), want, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["yarn", "nope", "sinusoidal", "dynamic_ntk", "rerope"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_made_for_a_window_that_the_patch_took_away_is_refused(method, kind, tokens):
+    """It would keep the last 48 keys alone."""
+    model = pico_model("mistral", sliding_window=48)
+    cache = cache_of(model, kind)
+    ctxext.patch(model, method, 4, **({"every": 2} if method == "nope" else {}))
+    with pytest.raises(CtxextError, match="sliding window"):
+        go_on(model, tokens[:, :100], cache)
+    cache = cache_of(model, kind)
+    got = torch.cat([go_on(model, part, cache) for part in tokens.split(100, 1)], 1)
+    torch.testing.assert_close(got, logits(model, tokens), atol=5e-5, rtol=0)
 
 
 # ---------------------------------------------------------------- 16 bits

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CtxextError
+from .architectures import unguarded
 
 # Where rope_parameters is nested per layer type: the type whose rope is scaled.
 SCALED_LAYERS = "full_attention"
@@ -64,6 +65,8 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
         return f"{model_type} is multimodal: its rotary embedding sits in a text model inside"
     if "dynamic_rope_update" not in source or config.get("alibi"):
         return f"{model_type} has no rotary embedding of the standard kind"
+    if _switched_off(config, source):
+        return f"this {model_type} doesn't rotate: its own config switches the rotary embedding off"
     body = _rotary(model_type)
     others = _other_layer_types(config) if per_layer_type(model_type) else set()
     if others:
@@ -87,6 +90,20 @@ def unsupported_reason(config: Mapping[str, Any]) -> str | None:
     if "qk_rope_head_dim" in config:
         return f"{model_type} uses latent attention, where scaling also changes the softmax scale"
     return None
+
+
+def _switched_off(config: Mapping[str, Any], source: str) -> bool:
+    """Whether a switch of the family's own says that there is no rope, or that no layer uses it.
+
+    Granite 4 builds none unless position_embedding_type is "rope", Zamba 2 none without use_mem_rope.
+    """
+    for switch, on in (("position_embedding_type", "rope"), ("use_mem_rope", True)):
+        if f"config.{switch}" in source and "otary" in source:
+            said = config[switch] if switch in config else implicit(config, switch)
+            if said != on and (on is True or f'{switch} == "{on}"' in source):
+                return True
+    rotates = config.get("no_rope_layers")
+    return isinstance(rotates, list) and bool(rotates) and not any(rotates)
 
 
 def _rotary(model_type: str) -> str:
@@ -147,8 +164,14 @@ def _filled_in(config: Mapping[str, Any]) -> Any:
     model_type = config.get("model_type", "")
     if model_type not in CONFIG_MAPPING:
         return None
+    config = unguarded(config)
     plain = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters") and v is not None}
     return CONFIG_MAPPING[model_type].from_dict(plain)
+
+
+def implicit(config: Mapping[str, Any], name: str) -> Any:
+    """The value that the family's class gives to a key where config.json is silent; None if it gives none."""
+    return getattr(_filled_in(config), name, None)
 
 
 def implicit_rope(config: Mapping[str, Any]) -> dict[str, Any]:

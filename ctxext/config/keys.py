@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CtxextError
-from .families import SCALED_LAYERS, WINDOWED_LAYERS, implicit_rope, leaves_implicit, per_layer_type
+from .families import SCALED_LAYERS, WINDOWED_LAYERS, implicit, implicit_rope, leaves_implicit, per_layer_type
 
 ORIGINAL = "original_max_position_embeddings"
 # Keys that describe a scaling, with their types. Everything else in rope_parameters is the model's and is kept.
@@ -65,6 +65,8 @@ ROPE_TYPES = {
 }
 """What `rope_type` may be in transformers."""
 OLD_NAMES = {"su": "longrope"}
+# In the source of a config class: a scaling that it fills in where config.json has none (gpt-oss, CWM).
+_SCALED_BY_DEFAULT = r'rope_type": "(?:linear|dynamic|yarn|longrope|llama3)"'
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,12 +76,15 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises CtxextError if there is no rope at all, none for layers with full attention, or a damaged one.
     """
     found = _object(config, "rope_scaling") or _object(config, "rope_parameters")
+    if not found and leaves_implicit(str(config.get("model_type") or ""), _SCALED_BY_DEFAULT):
+        found = implicit_rope(config)
     if any(isinstance(value, Mapping) for value in found.values()):
         # One rope per type of layer: sliding layers never look further than their window, so theirs stays.
         if not found.get(SCALED_LAYERS):
             raise CtxextError("can't patch this model: no rope in its config is for layers with full attention")
         found = _object(found, SCALED_LAYERS)
-    found["rope_type"] = found.get("rope_type", found.pop("type", "default"))
+    old_name = found.pop("type", None)
+    found["rope_type"] = found.get("rope_type") or old_name or "default"
     model_type = config.get("model_type") or ""
     if not isinstance(model_type, str):
         raise CtxextError(f"model_type in config.json is {model_type!r}, which is no name")
@@ -90,16 +95,26 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     )
     if unsaid:
         # Only the config class knows what it fills in; asking it is the slow path for old checkpoints.
-        implicit = implicit_rope(config)
-        implicit = implicit.get(SCALED_LAYERS) or {} if per_layer_type(model_type) else implicit
-        theta = theta or implicit.get("rope_theta")
-        partial = implicit.get("partial_rotary_factor") if partial is None else partial
+        filled = implicit_rope(config)
+        filled = filled.get(SCALED_LAYERS) or {} if per_layer_type(model_type) else filled
+        theta = theta or filled.get("rope_theta")
+        partial = filled.get("partial_rotary_factor") if partial is None else partial
     if theta is None:
         raise CtxextError("can't patch this model: its config has no rope_theta, so no rotary embedding")
     found["rope_theta"] = float(theta)
     if partial is not None:
         found["partial_rotary_factor"] = float(partial)
-    return found
+    return _without_alpha(config, found)
+
+
+def _without_alpha(config: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """HunYuan's `dynamic` with an `alpha` is a fixed theta, raised once: NTK by alpha instead of by a factor."""
+    alpha = number(found, "alpha")
+    if found["rope_type"] != "dynamic" or not alpha:
+        return found
+    dim = rotary_dim(config, found)
+    kept = {k: v for k, v in found.items() if k not in SCALING_KEYS and k != "alpha"}
+    return kept | {"rope_type": "default", "rope_theta": found["rope_theta"] * alpha ** (dim / (dim - 2))}
 
 
 def _object(data: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -128,6 +143,13 @@ def head_dim(config: Mapping[str, Any]) -> int:
     """Coordinates per attention head, spelled out or hidden size / heads (Falcon and GPT-2 style names too)."""
     if number(config, "head_dim"):
         return int(config["head_dim"])
+    if "head_dim" not in config and leaves_implicit(
+        config.get("model_type") or "", r"head_dim: int(?: \| None)? = \d"
+    ):
+        # Qwen3's class has one of its own, which isn't hidden size / heads.
+        size = implicit(config, "head_dim")
+        if isinstance(size, int):
+            return size
     hidden = number(config, "hidden_size") or number(config, "n_embd")
     heads = number(config, "num_attention_heads") or number(config, "n_head")
     if not hidden or not heads:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from ..errors import CtxextError, check_choice
+from ..errors import CtxextError, check_choice, warn
 from ..methods.nope import UnrotatedLayers
 from ..rope import Rope, Schedule, unpatched
 from .block import read_block
@@ -32,21 +33,49 @@ def base_rope(config: Mapping[str, Any]) -> Rope:
 def read_schedule(config: Mapping[str, Any], trained_length: int | None = None) -> Schedule:
     """What the checkpoint runs as it stands: its rope, and whatever scaling its config already carries.
 
-    trained_length overrides the config's idea of the length before scaling (Llama 2 was once published
-    with 2048 instead of 4096). Raises CtxextError for scalings that have no fixed frequencies.
+    trained_length overrides the config's idea of the tokens that the weights were trained to read as they stand
+    (Llama 2 was once published with 2048 instead of 4096). Raises CtxextError for scalings that have no fixed
+    frequencies.
     """
     block = config.get("ctxext")
     if block:
         return read_block(block)
     found = rope_parameters(config)
     length = _length(config)
-    kind = found["rope_type"]
+    plain = found["rope_type"] == "default"
     original = original_length(config, found)
-    base_length = trained_length or (original if kind != "default" and original else length)
+    base_length = (trained_length or length) if plain else (original or length or trained_length)
     if not base_length:
         raise _no_length()
     rope = Rope(found["rope_theta"], rotary_dim(config, found), int(base_length))
-    return unpatched(rope) if kind == "default" else published_scaling(rope, found, length)
+    if plain:
+        return unpatched(rope)
+    # What it runs doesn't depend on the length that the user gives.
+    schedule = published_scaling(rope, found, length)
+    return replace(schedule, max_length=trained_length or reads(config, found))
+
+
+def reads(config: Mapping[str, Any], found: Mapping[str, Any]) -> int:
+    """Tokens that the weights of a scaled checkpoint were trained to read, as somebody else's config says.
+
+    found: its `rope_parameters`. Makers disagree on what max_position_embeddings is under a scaling: the length
+    before it or after it. Warns where nothing tells which.
+    """
+    length, original = _length(config) or 0.0, original_length(config, found) or 0.0
+    factor = number(found, "factor") or 1.0
+    if found["rope_type"] == "llama3":
+        # Its factor says nothing of the length: Llama 3.2 has factor 32, original length 8192 and reads 131072.
+        return int(length if length > original else original * factor)
+    if original:
+        return round(max(length, original * factor))
+    told = number(config, "max_sequence_length") or 0.0
+    if found["rope_type"] == "linear" and factor > 1 and told < length * factor:
+        warn(
+            f"linear scaling: max_position_embeddings, {length:g}, is taken for what the model reads with it. "
+            f"Some checkpoints keep the length before scaling there: if this one does, pass --trained-length "
+            f"{length * factor:g}"
+        )
+    return int(max(length, told))
 
 
 def _length(config: Mapping[str, Any]) -> float | None:
@@ -75,10 +104,16 @@ def read_rope(
         # Drop it unread: the scaling may be one that has no fixed frequencies.
         found = rope_parameters(config)
         original = original_length(config, found)
+        if not original and not trained_length and found["rope_type"] == "linear":
+            original = reads(config, found) / (number(found, "factor") or 1.0)
         kept = {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_parameters")}
         plain = {k: v for k, v in found.items() if k in ("rope_theta", "partial_rotary_factor")}
         kept |= {"rope_parameters": {"rope_type": "default", **plain}}
         return read_schedule(kept, trained_length or (int(original) if original else None)).rope
+    found = None if config.get("ctxext") else rope_parameters(config)
+    if existing == "compose" and found is not None and found["rope_type"] == "dynamic":
+        # Within what was trained it changes nothing: the weights know the plain rope.
+        return read_rope(config, trained_length=trained_length, existing="replace")
     now = read_schedule(config, trained_length)
     if now.method == "none":
         return now.rope
@@ -99,16 +134,11 @@ def read_rope(
         )
     if not now.is_static:
         raise CtxextError(f"can't compose with {now.method}: it isn't a fixed frequency table")
-    if trained_length and config.get("max_position_embeddings"):
-        # What the checkpoint runs doesn't depend on the length that the user gives.
-        now = read_schedule(config)
     geometric = now.rope.geometric()
     ratios = tuple(f / g for f, g in zip(now.stages[0].inv_freq, geometric, strict=True))
-    length = trained_length or now.max_length
-    if not trained_length and not config.get("ctxext") and now.method in ("llama3", "longrope"):
-        # Their factor says nothing of the length: Llama 3.1 has factor 8, original length 8192 and reads 131072.
-        length = max(length, int(number(config, "max_position_embeddings") or 0))
-    return Rope(now.rope.theta, now.rope.dim, length, ratios, now.stages[0].attention_scale)
+    return Rope(
+        now.rope.theta, now.rope.dim, trained_length or now.max_length, ratios, now.stages[0].attention_scale
+    )
 
 
 def check_layers(schedule: Schedule, layer_types: Callable[[], Iterable[str]]) -> None:
@@ -124,11 +154,18 @@ def check_layers(schedule: Schedule, layer_types: Callable[[], Iterable[str]]) -
 
 
 def native_schedule(config: Mapping[str, Any], trained_length: int | None = None) -> Schedule | None:
-    """The model as it was trained, if its config has a scaling that the weights were trained with; else None.
+    """The model as it was trained, if its config has a scaling that ctxext didn't write; else None.
 
-    llama3 is such a one, unless ctxext wrote it: Llama 3.1 and 3.2 were trained on all of max_position_embeddings
-    with it. The scaling is then in the Schedule's rope.
+    Such a scaling is the rope that the weights know (Llama 3.1, gpt-oss, OLMo 3, LLaMA-2-7B-32K): it is in the
+    Schedule's rope. A longrope that switches between two lists stands there as the long one.
     """
-    if config.get("ctxext") or rope_parameters(config)["rope_type"] != "llama3":
+    found = rope_parameters(config)
+    if config.get("ctxext") or found["rope_type"] == "default":
         return None
+    if found.get("long_factor") is not None:
+        config = {
+            **config,
+            "rope_parameters": {**found, "short_factor": found["long_factor"]},
+            "rope_scaling": None,
+        }
     return unpatched(read_rope(config, trained_length=trained_length, existing="compose"))

@@ -113,7 +113,8 @@ def native_parameters(
     if not schedule.is_static and fallback == "static":
         return {"rope_theta": theta, **carrier(schedule.static_approximation())}
     if not schedule.is_static:
-        return {"rope_theta": theta, **_refused(schedule, longrope=live and only_longrope(model_type))}
+        saved = live and only_longrope(model_type)
+        return {"rope_theta": theta, **(_saveable(schedule) if saved else refused(schedule, model_type))}
     native = schedule.native
     # transformers looks for yarn's truncate at the top of a nested dict, and doesn't find it.
     untold = native is not None and native.get("truncate") is False and per_layer_type(model_type)
@@ -131,20 +132,28 @@ def native_parameters(
     return keys
 
 
-def _refused(schedule: Schedule, longrope: bool) -> dict[str, Any]:
-    """What plain transformers stops at, naming ctxext.load.
+def refusal(schedule: Schedule) -> str:
+    """What stands where a runtime would look for something else, so that its error names ctxext.load."""
+    return f"ctxext {schedule.method} ({REFUSE})"
 
-    longrope: in the words of a config class that lets no other type be saved. Text for the factor is a warning
-    when it is written and read, and a TypeError when a model is built. Where nobody looks at it, lists of zeros
-    make NaN of every angle.
+
+def refused(schedule: Schedule, model_type: str) -> dict[str, Any]:
+    """What plain transformers stops at, naming ctxext.load."""
+    said = refusal(schedule)
+    # Phi-MoE's config class looks at the mscale keys alone, and repeats what it finds there.
+    return {"rope_type": said, **({"short_mscale": said} if only_longrope(model_type) else {})}
+
+
+def _saveable(schedule: Schedule) -> dict[str, Any]:
+    """The same in the words of a config class that lets no type be saved but longrope.
+
+    `write_config` puts what names ctxext.load beside it. Where nobody looks at that, text for the factor is a
+    TypeError when a model is built, and lists of zeros make NaN of every angle.
     """
-    said = f"ctxext {schedule.method} ({REFUSE})"
-    if not longrope:
-        return {"rope_type": said}
     zeros = [0.0] * schedule.rope.size
     return {
         "rope_type": "longrope",
-        "factor": said,
+        "factor": refusal(schedule),
         ORIGINAL: schedule.rope.trained_length,
         "short_factor": zeros,
         "long_factor": zeros,

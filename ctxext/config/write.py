@@ -8,10 +8,11 @@ from typing import Any
 from ..errors import CtxextError
 from ..rope import Schedule
 from . import smollm3
+from .architectures import guarded, unguarded
 from .block import block
 from .families import SCALED_LAYERS, implicit_rope, per_layer_type
 from .keys import ORIGINAL, SCALING_KEYS, head_dim, rope_parameters
-from .rope_parameters import ANY, Fallback, Target, native_parameters
+from .rope_parameters import ANY, Fallback, Target, carrier, native_parameters, refusal, refused
 
 
 def write_config(
@@ -30,20 +31,27 @@ def write_config(
     live: for a model in memory, which can't become another architecture, and which its config class must be able
     to save.
     """
-    new, said = dict(config), schedule
+    new, said = unguarded(config), schedule
     if not live and smollm3.expressible(schedule, config.get("model_type", "")):
         new, said = smollm3.layers_config(config, schedule), schedule.table_alone()
     found = rope_parameters(config)
     kept = {k: v for k, v in found.items() if k not in SCALING_KEYS}
     keys = {**native_parameters(said, config.get("model_type", ""), fallback, target, live), **kept}
-    if "llama_4_scaling_beta" in kept:
-        # Attention itself reads both (Ministral 3): a temperature that grows beyond the original length.
-        keys[ORIGINAL] = schedule.rope.trained_length
+    grows_from = found.get(ORIGINAL) if "llama_4_scaling_beta" in kept else None
+    if grows_from:
+        # Attention itself reads both (Ministral 3): a temperature that grows beyond this length, whatever the rope
+        # says. Where the scaling needs another one under the same name, a table says the same without it.
+        if keys.get(ORIGINAL, grows_from) != grows_from and said.is_static and keys["rope_type"] != "longrope":
+            keys = {"rope_theta": keys["rope_theta"], **carrier(said), **kept}
+        keys[ORIGINAL] = grows_from
     if per_layer_type(config.get("model_type", "")):
         return _write_nested(new, keys, schedule)
     new["rope_parameters"] = keys
     plain = keys["rope_type"] == "default"
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
+    if live and not schedule.is_static:
+        # Read first when it is loaded, and not looked at when it is saved.
+        new["rope_scaling"] = refused(schedule, config.get("model_type", ""))
     new["rope_theta"] = keys["rope_theta"]
     if "rotary_emb_base" in config:
         new["rotary_emb_base"] = keys["rope_theta"]
@@ -57,7 +65,8 @@ def write_config(
         # Several of transformers' scaling functions multiply head_dim without looking whether it is there.
         new["head_dim"] = head_dim(config)
     new["ctxext"] = block(schedule)
-    return new
+    stopped = fallback == "refuse" and not said.is_static
+    return guarded(new, refusal(schedule)) if stopped else new
 
 
 def _write_nested(new: dict[str, Any], keys: dict[str, Any], schedule: Schedule) -> dict[str, Any]:

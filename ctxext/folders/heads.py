@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..config.architectures import architectures
 from ..errors import CtxextError
 
 CAUSAL = "AutoModelForCausalLM"
@@ -17,7 +18,7 @@ def auto_class(config: Mapping[str, Any]) -> str:
     AutoModel for an embedding model (MistralModel), AutoModelForSequenceClassification for a reward model, and so
     on; AutoModelForCausalLM where nothing is named. Whether there is such a class isn't asked.
     """
-    name = str((config.get("architectures") or [""])[0])
+    name = (architectures(config) or [""])[0]
     for auto, place in (config.get("auto_map") or {}).items():
         own = str(place).rpartition(".")[2]
         if auto.startswith("AutoModel") and own and name.endswith(own):
@@ -34,7 +35,7 @@ def require_causal(config: Mapping[str, Any], where: Any, what: str) -> None:
     # The class of a model with a vision part, whose text model predicts tokens too.
     if found in (CAUSAL, "AutoModelForConditionalGeneration"):
         return
-    name = config["architectures"][0]
+    name = architectures(config)[0]
     raise CtxextError(
         f"{what} needs a model that predicts next tokens, {where} holds a {name} ({found})",
         hint="give the language model that it was made from",

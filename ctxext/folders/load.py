@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..config.architectures import architectures
 from ..config.block import read_block
 from ..config.smollm3 import is_written
 from ..config.write import write_config
@@ -240,7 +241,7 @@ def _check_head(config: Mapping[str, Any], name: str, loader: Any, model_class: 
     """Raise CtxextError for a head that transformers doesn't know: another would be random weights."""
     if loader.__name__ == name or model_class is None:
         return
-    architecture = str(config["architectures"][0])
+    architecture = architectures(config)[0]
     if not architecture.endswith(model_class.__name__):
         raise CtxextError(
             f"{architecture} is no class of transformers, and {model_class.__name__} hasn't its head",

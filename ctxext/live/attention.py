@@ -23,8 +23,8 @@ from transformers import AttentionInterface
 from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
-from .blocks import check_causal
-from .cache import joined, layer_of, positions_held, remember
+from .blocks import check_causal, drop_packing
+from .cache import CACHE_NAMES, joined, layer_of, positions_held, remember
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
 
@@ -83,7 +83,7 @@ def wrap(module: Foreign, encoding: LiveEncoding, patched: Patched, *, first: bo
     """
     inner = module.forward
     names = inspect.signature(inner).parameters
-    cache_name = next((n for n in ("cache", "past_key_values", "layer_past") if n in names), None)
+    cache_name = next((n for n in CACHE_NAMES if n in names), None)
     source = sys.modules[type(module).__module__]
     keywords = any(p.kind is p.VAR_KEYWORD for p in names.values())
     stock = hasattr(source, "ALL_ATTENTION_FUNCTIONS") and hasattr(module, "config") and keywords
@@ -108,6 +108,7 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     positions = kwargs.get("position_ids")
     if args or positions is None:
         raise CtxextError(f"{type(module).__name__} was called without keywords, or without position_ids")
+    drop_packing(kwargs, module.config._config)
     cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
     held = layer_of(cache, module, layer.digest)
     before = positions_held(held, batch) if held is not None else None

@@ -69,3 +69,10 @@ def check_causal(module: Foreign, mask: Any, past: int, method: str) -> None:
             f"{method} is defined for causal attention only",
             hint="use a static method, such as yarn",
         )
+
+
+def drop_packing(options: dict[str, Any], config: Any) -> None:
+    """Take away what tells flash kernels where packed documents end: other backends read it from the mask."""
+    if "flash" not in str(config._attn_implementation):
+        for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"):
+            options.pop(name, None)

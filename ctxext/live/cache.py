@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
+from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
 from .stages import Plan, StagedRotary, turn_keys
+from .undo import Patched
 
+CACHE_NAMES = ("cache", "past_key_values", "layer_past")
+"""What attention modules of transformers call their cache."""
 _HELD = "_ctxext_held"
 
 
@@ -87,23 +94,20 @@ def _knowing_its_stage(base: type, name: str) -> type:
 
         def reorder_cache(self, beam_idx):
             super().reorder_cache(beam_idx)
-            self._select(beam_idx.tolist())
+            self._select(lambda rows: rows[beam_idx.cpu()])
 
         def batch_select_indices(self, indices):
             super().batch_select_indices(indices)
-            rows = torch.arange(self._batch())
-            self._select(rows[indices.cpu()].tolist())
+            self._select(lambda rows: rows[indices.cpu()])
 
         def batch_repeat_interleave(self, repeats):
             super().batch_repeat_interleave(repeats)
-            self._select([i for i in range(self._batch()) for _ in range(repeats)])
+            self._select(lambda rows: rows.repeat_interleave(repeats))
 
-        def _batch(self):
-            return len(getattr(self, _HELD).stages) if hasattr(self, _HELD) else 0
-
-        def _select(self, rows):
-            if hasattr(self, _HELD):
-                setattr(self, _HELD, getattr(self, _HELD).rows(rows))
+        def _select(self, chosen):
+            held = getattr(self, _HELD, None)
+            if held is not None and length_of(self):
+                setattr(self, _HELD, held.rows(chosen(torch.arange(len(held.stages))).tolist()))
 
         def crop(self, tokens_to_remove):
             super().crop(tokens_to_remove)
@@ -207,6 +211,43 @@ def _as_made(layer: Any, length: int) -> torch.Tensor:
     if made is None:
         return layer.keys[:, :, :length]
     return torch.cat((made, layer.keys[:, :, made.shape[2] : length]), 2)
+
+
+def guard(module: Foreign, patched: Patched) -> None:
+    """Make an attention module whose keys can't be told from a stock one's refuse caches that others filled.
+
+    For patches that change what goes into attention or which keys it sees, but not attention itself.
+    """
+    names = inspect.signature(module.forward).parameters
+    name = next((n for n in CACHE_NAMES if n in names), None)
+    if name is not None:
+        known = digest(patched.schedule)
+        patched.set_forward(module, functools.partial(_guarded, module, module.forward, name, known))
+
+
+def _guarded(module: Foreign, inner: Callable, name: str, schedule: str, *args: Any, **kwargs: Any) -> Any:
+    cache = kwargs.get(name)
+    layers = cache.layers if isinstance(cache, Cache) and hasattr(cache, "layers") else []
+    layer = layers[module.layer_idx] if len(layers) > module.layer_idx else None
+    if layer is not None and getattr(layer, "is_sliding", False) and not getattr(module, "sliding_window", None):
+        raise CtxextError(
+            "this cache was made for a sliding window, which the patch took away",
+            hint="make the cache after patching",
+        )
+    if length_of(layer):
+        held = getattr(layer, _HELD, None)
+        if type(layer) in {*_KNOWN, *_KNOWN.values()}:
+            if held is None or held.schedule != schedule:
+                raise _foreign()
+            setattr(layer, _HELD, replace(held, expected=True))
+    answer = inner(*args, **kwargs)
+    layer = layers[module.layer_idx] if len(layers) > module.layer_idx else None
+    if layer is not None and type(layer) in {*_KNOWN, *_KNOWN.values()}:
+        layer.__class__ = _KNOWN.get(type(layer), type(layer))
+        assert layer.keys is not None
+        # Its keys are never turned, so where they are doesn't matter.
+        setattr(layer, _HELD, Held(schedule, (0,) * layer.keys.shape[0], torch.empty(1, 0), 0))
+    return answer
 
 
 def _foreign() -> CtxextError:

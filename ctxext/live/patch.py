@@ -21,11 +21,12 @@ from ..config.read import Existing, check_layers, read_rope
 from ..errors import CtxextError, warn
 from ..rope import Schedule, unpatched
 from . import Foreign, attention, staged_attention
+from .cache import guard
 from .encoding import live_encoding
 from .rotary import build, build_stages, config_edits, is_nested, rebuild, table_of
 from .staged_attention import attention_modules
 from .stages import StagedRotary, find_layout
-from .undo import Patched
+from .undo import Patched, own_config
 
 
 def patch(
@@ -69,12 +70,12 @@ def apply(model: Foreign, schedule: Schedule) -> None:
     owner = find_decoder(model)
     before = Patched.of(owner)
     if before:
-        before.undo()
+        before.undo(model)
     try:
-        _install(owner, schedule)
+        _install(model, owner, schedule)
     except BaseException:
         if before:
-            _install(owner, before.schedule)
+            _install(model, owner, before.schedule)
         raise
 
 
@@ -87,7 +88,7 @@ def unpatch(model: Foreign) -> None:
     state = Patched.of(owner)
     if state is None:
         raise CtxextError("this model isn't patched")
-    state.undo()
+    state.undo(model)
 
 
 def schedule_of(model: Foreign) -> Schedule | None:
@@ -119,7 +120,15 @@ def find_decoder(model: Foreign) -> Foreign:
     return owners[0]
 
 
-def _install(owner: Foreign, schedule: Schedule) -> None:
+# Tensors made in inference mode couldn't be trained with after it.
+@torch.inference_mode(False)
+def _install(model: Foreign, owner: Foreign, schedule: Schedule) -> None:
+    if table_of(owner.rotary_emb)[0].is_meta:
+        raise CtxextError(
+            "can't patch this model: it is on the meta device, its rotary module holds no frequencies",
+            hint="load the weights first (from_pretrained, or to_empty and load_state_dict), and patch it then",
+        )
+    own_config(owner, model)
     rotary = owner.rotary_emb
     config = rotary.config
     replacement = _rotary_for(owner, schedule)
@@ -143,9 +152,16 @@ def _install(owner: Foreign, schedule: Schedule) -> None:
                 modules = attention_modules(owner, unrotated=not encoding.own_rotation)
                 for number, module in enumerate(modules):
                     attention.wrap(module, encoding, patched, first=number == 0)
+        if (
+            len(schedule.stages) == 1
+            and not schedule.in_attention
+            and (not schedule.is_static or "sliding_window" in patched.config)
+        ):
+            for module in attention_modules(owner, unrotated=True):
+                guard(module, patched)
         verify(owner)
     except BaseException:
-        patched.undo()
+        patched.undo(model)
         raise
 
 

@@ -52,7 +52,10 @@ def config_edits(config: Any, schedule: Schedule) -> dict[str, Any]:
     """The attributes of a live transformers config that `schedule` changes, with their new values."""
     edited = write_config(config.to_dict(), schedule, live=True)
     live = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim", "ctxext")
-    return {k: edited[k] for k in live if k in edited and getattr(config, k, None) != edited[k]}
+    edits = {k: edited[k] for k in live if k in edited and getattr(config, k, None) != edited[k]}
+    if edits.get("rope_parameters", {}).get("rope_type") == "longrope" and not schedule.is_static:
+        edits["rope_scaling"] = edited["rope_scaling"]
+    return edits
 
 
 def keep_float32(rotary: Foreign) -> Foreign:

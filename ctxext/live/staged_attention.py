@@ -19,8 +19,8 @@ from torch import nn
 
 from ..errors import CtxextError
 from . import Foreign
-from .blocks import check_causal
-from .cache import Block, align, layer_of, length_of, remember, rows_of
+from .blocks import check_causal, drop_packing
+from .cache import CACHE_NAMES, Block, align, layer_of, length_of, remember, rows_of
 from .stages import Plan, Segment, StagedRotary
 from .undo import Patched
 
@@ -59,9 +59,7 @@ class StagedCall:
 def wrap(module: Foreign, rotary: StagedRotary, patched: Patched, *, first: bool) -> None:
     """Give one attention module its staged forward."""
     inner = module.forward
-    name = next(
-        (n for n in ("cache", "past_key_values", "layer_past") if n in inspect.signature(inner).parameters), None
-    )
+    name = next((n for n in CACHE_NAMES if n in inspect.signature(inner).parameters), None)
     if name is None:
         raise CtxextError(f"{type(module).__name__} takes no cache, so it can't run a staged schedule")
     patched.set_forward(module, functools.partial(_forward, Layer(module, inner, rotary, name, first)))
@@ -93,6 +91,7 @@ def _forward(
     module, rotary = layer.module, layer.rotary
     if args:
         raise CtxextError(f"{type(module).__name__} was called with positional arguments, which differ by family")
+    drop_packing(kwargs, layer.module.config)
     plan = getattr(position_embeddings, "plan", None)
     if plan is None:
         # Something on the way (an offloading hook) rebuilt the tuple.

@@ -12,8 +12,8 @@ from pathlib import Path
 from ... import methods
 from ...config.block import read_block
 from ...config.families import unsupported_reason
-from ...config.keys import sliding_window
-from ...config.read import base_rope, read_schedule
+from ...config.keys import rope_parameters, sliding_window
+from ...config.read import base_rope, read_rope, read_schedule
 from ...config.rope_parameters import Fallback
 from ...config.write import write_config
 from ...errors import CtxextError
@@ -36,16 +36,27 @@ def adapter_without_rope(folder: Folder) -> Found:
     what = "the adapter doesn't say which rope its base had in training: on the plain base it is wrong"
     what = (parts if folder.has("trainable_params.bin") else "") + what
     context = folder.context
+    if context is None and not folder.has("trainable_params.bin"):
+        # An ordinary adapter: its base says its rope, as PEFT reads it.
+        return
     if context is None:
         say = "say what it was trained to read, --context N: it is then sealed with linear scaling"
         yield CONFIG, what, f"{say}, as LongLoRA trains", None
         return
 
+    name = adapter["base_model_name_or_path"]
+    with contextlib.suppress(CtxextError):
+        kind = rope_parameters(read_config(resolve(name)))["rope_type"]
+        if kind != "default":
+            # The adapter was trained on that rope: another scaling on top would be a guess.
+            say = "if it was trained with that rope alone, nothing is wrong; else seal it with the rope it had"
+            yield CONFIG, f"{what}, and its base {name} is scaled by {kind} itself", say, None
+            return
+
     def mend(folder: Folder) -> None:
-        name = adapter["base_model_name_or_path"]
         source = resolve(name)
         config = read_config(source)
-        rope = read_schedule(config).rope
+        rope = read_rope(config)
         schedule = methods.schedule(rope, "pi", context / rope.trained_length)
         with tempfile.TemporaryDirectory() as work:
             shutil.copyfile(folder.path / CONFIG, Path(work) / CONFIG)
@@ -78,7 +89,8 @@ def unusable(folder: Folder) -> Found:
             raise CtxextError("it names no model_type, so nobody knows what model this is")
         if unsupported_reason(config):
             return
-        base_rope(config)
+        # Falcon's own configs say no length, which only stops commands that ask for it.
+        base_rope(config if "max_position_embeddings" in config else {**config, "max_position_embeddings": 2048})
     except CtxextError as error:
         yield "config.json", error.message, error.hint or "take the config from the base model", None
 

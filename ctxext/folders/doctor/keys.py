@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ... import methods
-from ...config.families import in_transformers
+from ...config.architectures import is_guard
+from ...config.families import in_transformers, only_longrope, unsupported_reason
 from ...config.keys import (
     OLD_NAMES,
     ORIGINAL,
@@ -42,7 +43,7 @@ def numbers_as_text(folder: Folder) -> Found:
     inside = [key for key, kind in SCALING_KEYS.items() if kind in (int, float)]
     for key, at_top in [(key, False) for key in inside] + [(key, True) for key in _TOP_NUMBERS]:
         value = (folder.config if at_top else folder.scaling).get(key)
-        if isinstance(value, str):
+        if isinstance(value, str) and not is_guard(value):
             where = f"config.json, {key}" if at_top else f"rope {key}"
             try:
                 number = int(float(value)) if key in _LENGTHS else float(value)
@@ -80,12 +81,9 @@ def type_missing(folder: Folder) -> Found:
 
 @check("error", "transformers#25957; checkpoints of YaRN, LongLoRA and PoSE")
 def old_names(folder: Folder) -> Found:
-    """`type`, `finetuned`, and scaling types that were renamed or never were transformers'."""
+    """Scaling types that were renamed or never were transformers'."""
     keys, kind = folder.scaling, folder.kind
-    if "finetuned" in keys:
-        what = "`finetuned` is a key of YaRN's own code that nothing reads"
-        yield "rope_scaling", what, "drop it", set_scaling(("finetuned",))
-    if kind in OLD_NAMES:
+    if kind in OLD_NAMES and not only_longrope(folder.config.get("model_type") or ""):
         name = OLD_NAMES[kind]
         yield "rope_scaling", f"type {kind} is called {name} now", "rename it", set_scaling(rope_type=name)
     elif kind == "ntk" and isinstance(keys.get("factor"), int | float):
@@ -99,8 +97,23 @@ def old_names(folder: Folder) -> Found:
             folder.config["rope_parameters"] = {"rope_type": "default", "rope_theta": raised}
 
         yield "rope_scaling", "type ntk is a KeyError in transformers", f"write theta {raised:.8g} instead", mend
-    elif kind not in ROPE_TYPES and not kind.startswith("ctxext") and not folder.nested and kind != "None":
+    elif (
+        kind not in (*ROPE_TYPES, *OLD_NAMES)
+        and not kind.startswith("ctxext")
+        and not folder.nested
+        and kind != "None"
+    ):
+        if unsupported_reason(folder.config):
+            return  # a type of the family's own, as Qwen2-VL's mrope is
         yield "rope_scaling", f"no runtime knows type {kind!r}", "patch the original checkpoint anew", None
+
+
+@check("warning", "checkpoints of YaRN")
+def dead_keys(folder: Folder) -> Found:
+    """`finetuned`."""
+    if "finetuned" in folder.scaling:
+        what = "`finetuned` is a key of YaRN's own code that nothing reads"
+        yield "rope_scaling", what, "drop it", set_scaling(("finetuned",))
 
 
 @check("error", "transformers: rope_theta None fails at build")
@@ -125,7 +138,7 @@ def head_dim_null(folder: Folder) -> Found:
 def whole_factor(folder: Folder) -> Found:
     """An integer where a server wants a float."""
     factor = folder.scaling.get("factor")
-    if isinstance(factor, int) and not isinstance(factor, bool) and folder.scaled:
+    if isinstance(factor, int) and not isinstance(factor, bool) and folder.kind == "linear":
         stop = listed(affected_by("linear", "whole factor"))
         what = f"factor {factor} is written as an integer: {stop} stop under linear scaling"
         yield "rope_scaling", what, f"write {float(factor)}", set_scaling(factor=float(factor))

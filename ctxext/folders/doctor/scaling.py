@@ -10,6 +10,7 @@ from .check import Found, check
 from .folder import Folder, set_keys, set_scaling
 
 _CLOSE = 1e-4
+_DYNAMIC = "patch it: --existing replace --method dynamic_ntk, or a static method"
 
 
 @check("error", "transformers#38224, #36877")
@@ -99,7 +100,7 @@ def attention_factor(folder: Folder) -> Found:
         yield "rope_scaling", what, f"write attn_factor {value:.6g} beside it", set_scaling(attn_factor=value)
 
 
-@check("error", "ms-swift#5146; vLLM#56446, #53634; exllamav3 takes the ratio")
+@check("warning", "ms-swift#5146; vLLM#56446, #53634; exllamav3 takes the ratio")
 def length_not_raised(folder: Folder) -> Found:
     """max_position_embeddings that isn't original length x factor."""
     length, original, factor = folder.length, folder.original, folder.factor
@@ -108,22 +109,28 @@ def length_not_raised(folder: Folder) -> Found:
     if not (length and original and factor) or factor < 1:
         return
     reads = round(original * factor)
-    # Llama 3.1 itself says factor 8, original 8192 and 131072: a shorter product is a choice of its makers.
-    if (folder.kind == "yarn" and abs(length - reads) > 0.5) or length < reads:
+    # Llama 3.1 says factor 8, original 8192 and 131072, Llama 3.2 the same with 32: under llama3 the product says
+    # nothing, unless the length wasn't raised at all.
+    if abs(length - reads) > 0.5 if folder.kind == "yarn" else length <= original:
         what = f"max_position_embeddings is {length}, original length x factor is {reads}"
         yield "config.json", what, f"write {reads}", set_keys("config.json", max_position_embeddings=reads)
 
 
-@check("error", "transformers#25104, vLLM#3488, #55910: dynamic and switching scaling")
-def depends_on_the_call(folder: Folder) -> Found:
-    """Scalings that give other text with a cache than without, or never scale at all."""
+@check("error", "transformers#25104: the length was raised, and dynamic scaling starts from it")
+def never_sets_in(folder: Folder) -> Found:
+    """Dynamic scaling of a length that was raised already."""
     length, original, factor = folder.length, folder.original, folder.factor
-    if folder.kind == "dynamic" and not folder.nested:
-        never = original and factor and length == round(original * factor)
+    if folder.kind == "dynamic" and original and factor and length == round(original * factor):
+        what = "dynamic scaling never sets in: transformers takes max_position_embeddings for what was trained"
+        yield "rope_scaling", what, _DYNAMIC, None
+
+
+@check("warning", "vLLM#3488, #55910: dynamic and switching scaling")
+def depends_on_the_call(folder: Folder) -> Found:
+    """Scalings that give other text with a cache than without."""
+    if folder.kind == "dynamic" and not folder.scaling.get("alpha") and not list(never_sets_in.look(folder)):
         what = "dynamic scaling contradicts its KV cache in transformers, and servers do something else"
-        if never:
-            what = "dynamic scaling never sets in: transformers takes max_position_embeddings for what was trained"
-        yield "rope_scaling", what, "patch it: --existing replace --method dynamic_ntk, or a static method", None
+        yield "rope_scaling", what, _DYNAMIC, None
     keys = folder.scaling
     if OLD_NAMES.get(folder.kind, folder.kind) == "longrope" and keys.get("short_factor") != keys.get(
         "long_factor"
