@@ -203,6 +203,13 @@ def test_a_gguf_is_not_written_over_by_its_export_or_patch(spelling, tmp_path, m
     assert file.read_bytes() == before
 
 
+def test_a_source_whose_config_is_a_link_to_nothing(source, tmp_path):
+    (source / "config.json").unlink()
+    (source / "config.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(CtxextError, match=r"config\.json is a link to nothing"):
+        ctxext.patch_checkpoint(source, tmp_path / "out", method="yarn", factor=4)
+
+
 FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
