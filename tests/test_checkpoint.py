@@ -169,6 +169,28 @@ def test_patching_a_patched_folder(llama_folder, tmp_path, tokens):
     assert torch.equal(logits(ctxext.load(far.out).eval(), tokens), logits(live, tokens))
 
 
+def test_composing_with_a_folder_that_does_not_rotate(llama_folder, tmp_path, tokens):
+    """What puts something in place of rotation does so here too; what changes rotation has nothing to change."""
+    first = ctxext.patch_checkpoint(llama_folder, tmp_path / "a", method="nope", factor=2).out
+    for method in methods.all_methods().values():
+        options = {name: [2.0] * 16 for name in method.needs}
+        out = tmp_path / method.name
+        if method.replaces_rope:
+            ctxext.patch_checkpoint(first, out, method=method.name, factor=2, existing="compose", **options)
+            fresh = pico_model()
+            # Half of the length was reached before: only a temperature counts from it.
+            ctxext.patch(fresh, method.name, 4)
+            assert torch.equal(logits(ctxext.load(out).eval(), tokens), logits(fresh, tokens))
+            assert "| stopped |" in (out / "README.md").read_text()
+            continue
+        with pytest.raises(CtxextError, match=f"doesn't rotate, so there is nothing that {method.name} could"):
+            ctxext.patch_checkpoint(first, out, method=method.name, factor=2, existing="compose", **options)
+        model = ctxext.load(first).eval()
+        with pytest.raises(CtxextError, match="doesn't rotate"):
+            ctxext.patch(model, method.name, 2, existing="compose", **options)
+        assert not out.exists()
+
+
 def test_a_sliding_window_is_removed_with_a_warning(tmp_path):
     pico_model("mistral", sliding_window=16).save_pretrained(tmp_path / "m")
     with pytest.warns(CtxextWarning, match="window of 16 tokens"):

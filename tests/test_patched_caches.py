@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -63,6 +64,36 @@ def test_a_cache_filled_under_another_schedule_is_refused(before, after, kind, t
     put(model, before)
     want = logits(model, tokens[:, :140])[:, 130:]
     torch.testing.assert_close(go_on(model, tokens[:, 130:140], cache), want, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["nope", "sinusoidal", "start tokens"])
+def test_a_cache_with_a_wide_window_knows_who_filled_it(name, kind, tokens):
+    model = pico_model("mistral", sliding_window=300)
+    put(model, name)
+    cache = cache_of(model, kind)
+    assert cache.layers[0].is_sliding or kind == "static"
+    go_on(model, tokens[:, :50], cache)
+    cache = pickle.loads(pickle.dumps(cache))
+    put(model, "unpatched")
+    with pytest.raises(CtxextError, match="filled before the model was patched"):
+        go_on(model, tokens[:, 50:60], cache)
+    put(model, name)
+    want = logits(model, tokens)[:, 50:]
+    torch.testing.assert_close(go_on(model, tokens[:, 50:], cache), want, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["dynamic_ntk", "alibi", "rerope"])
+def test_a_call_that_was_refused_opens_no_cache(name, tokens):
+    model = pico_model()
+    put(model, name)
+    cache = cache_of(model, "dynamic")
+    go_on(model, tokens[:, :50], cache)
+    with pytest.raises(CtxextError, match="see later ones"):
+        model(tokens[:, 50:60], cache=cache, attention_mask=torch.ones(1, 1, 10, 60, dtype=torch.bool))
+    put(model, "unpatched")
+    with pytest.raises(CtxextError, match="filled before the model was patched"):
+        go_on(model, tokens[:, 50:60], cache)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])

@@ -126,21 +126,6 @@ def test_start_tokens_keep_the_original_angles(tokens):
     torch.testing.assert_close(live, logits(model, tokens), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", methods.all_methods())
-def test_cached_decoding_equals_one_forward(name, tokens):
-    model = pico_model()
-    extra = {"start_tokens": 4} if name == "longrope" else {}
-    ctxext.patch(model, name, 4, **options(name, model), **extra)
-    whole = logits(model, tokens)
-    with torch.no_grad():
-        out = model(tokens[:, :50], use_cache=True)
-        steps = [out.logits]
-        for i in range(50, 200):
-            out = model(tokens[:, i : i + 1], cache=out.cache, use_cache=True)
-            steps.append(out.logits)
-    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-4, rtol=0)
-
-
 def test_under_torch_compile(tokens):
     model = pico_model()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

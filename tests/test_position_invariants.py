@@ -1,6 +1,6 @@
-"""The invariants matrix for encodings beyond frequencies: however a text is fed, the logits are the same.
+"""Encodings beyond frequencies in every shape of model, family, backend and call: the logits are the same.
 
-The rows are those of the staged schedules (feeding.py); every family and backend is fed too.
+`test_feeding` has the methods' invariants matrix.
 """
 
 import sys
@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import logits, pico_model
 from encoded_models import METHODS, patched
-from feeding import ROWS, TOLERANCE, chunks, differences
+from feeding import TOLERANCE, chunks, differences
 from test_patching import FAMILIES, family
 
 import ctxext
@@ -31,14 +31,6 @@ def test_every_method_that_changes_attention_is_here():
     rope = Rope(1e4, 32, 64)
     made = {m.name: m(rope, 2, **dict.fromkeys(m.needs, [1.0] * 16)) for m in methods.all_methods().values()}
     assert {n for n, s in made.items() if s.encoding} <= {name.split()[0] for name in METHODS}
-
-
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("method", METHODS)
-def test_every_way_of_feeding_agrees(method, row, tokens):
-    difference, mismatches = differences(row, patched(method), tokens)
-    assert difference < TOLERANCE
-    assert mismatches == 0
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -118,8 +110,6 @@ def test_backends(method, tokens):
     model.set_attn_implementation("eager")
     torch.testing.assert_close(logits(model, tokens), want, atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(chunks(model, tokens, 90), want, atol=TOLERANCE, rtol=0)
-    with torch.no_grad():
-        assert (model(tokens, output_attentions=True).attentions is not None) or "_" in method
 
 
 @pytest.mark.parametrize("method", ["alibi", "t5_bias", "self_extend"])
@@ -157,8 +147,8 @@ def test_packed_documents(method, tokens):
 
 
 def test_under_torch_compile(tokens):
-    for method in ("alibi", "nope"):
+    for method in ("alibi", "nope", "sinusoidal"):
         model = patched(method)
         want = logits(model, tokens)
-        compiled = torch.compile(model, backend="aot_eager")
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=method != "alibi")
         torch.testing.assert_close(logits(compiled, tokens), want, atol=TOLERANCE, rtol=0)

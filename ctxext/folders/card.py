@@ -136,7 +136,7 @@ def schedule_table(schedule: Schedule) -> str:
     for i, (before, turns, after) in enumerate(
         zip(schedule.rope.inv_freq(), schedule.rope.turns(), now, strict=True)
     ):
-        length = f"{2 * math.pi / after:,.1f}" if after else "stopped"
+        was, length = (f"{2 * math.pi / f:,.1f}" if f else "stopped" for f in (before, after))
         ratio = f"{before / after:.4g}" if after else "stopped"
-        rows.append(f"| {i} | {2 * math.pi / before:,.1f} | {turns:.3g} | {length} | {ratio} |")
+        rows.append(f"| {i} | {was} | {turns:.3g} | {length} | {ratio} |")
     return "\n".join(rows)

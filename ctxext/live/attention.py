@@ -23,8 +23,8 @@ from transformers import AttentionInterface
 from ..config.block import digest
 from ..errors import CtxextError
 from . import Foreign
-from .blocks import check_causal, drop_packing
-from .cache import CACHE_NAMES, joined, layer_of, positions_held, remember
+from .blocks import check_causal, check_not_traced, fit_options
+from .cache import CACHE_NAMES, expect, joined, layer_of, positions_held, remember
 from .encoding import Attended, AttentionCall, LiveEncoding
 from .undo import Patched
 
@@ -108,7 +108,8 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
     positions = kwargs.get("position_ids")
     if args or positions is None:
         raise CtxextError(f"{type(module).__name__} was called without keywords, or without position_ids")
-    drop_packing(kwargs, module.config._config)
+    check_not_traced(layer.encoding.schedule.method)
+    fit_options(kwargs, module.config._config)
     cache, batch = kwargs.get(layer.cache_name), hidden_states.shape[0]
     held = layer_of(cache, module, layer.digest)
     before = positions_held(held, batch) if held is not None else None
@@ -117,6 +118,8 @@ def _forward(layer: Layer, hidden_states: torch.Tensor, *args: Any, position_emb
         check_causal(module, kwargs.get("attention_mask"), past, layer.encoding.schedule.method)
     if layer.encoding.own_rotation:
         position_embeddings = unrotated(position_embeddings)
+    if held is not None:
+        expect(held)
     # Among the keywords that transformers passes on to attention functions, and not kept in the model: several
     # threads may be in it at once.
     where = Positions(positions, before)

@@ -71,8 +71,26 @@ def check_causal(module: Foreign, mask: Any, past: int, method: str) -> None:
         )
 
 
-def drop_packing(options: dict[str, Any], config: Any) -> None:
-    """Take away what tells flash kernels where packed documents end: other backends read it from the mask."""
-    if "flash" not in str(config._attn_implementation):
+def fit_options(options: dict[str, Any], config: Any) -> None:
+    """Make the keywords of a call fit its backend.
+
+    What tells flash kernels where packed documents end is taken away from others, which read it from the mask.
+    Raises CtxextError if attention weights are asked of a backend that has none.
+    """
+    backend = str(config._attn_implementation)
+    if "flash" not in backend:
         for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"):
             options.pop(name, None)
+    if options.get("output_attentions") and backend not in ("eager", "None"):
+        raise CtxextError(
+            f"{backend} gives no attention weights", hint="model.set_attn_implementation('eager') before the call"
+        )
+
+
+def check_not_traced(method: str) -> None:
+    """Raise CtxextError in torch.export and torch.jit.trace, whose programs would keep what one text needed."""
+    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise CtxextError(
+            f"{method} can't be exported or traced: what it computes depends on the positions",
+            hint="patch with a static method, such as yarn, for torch.export and torch.jit.trace",
+        )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+from transformers import cache_utils
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
 from ..config.block import digest
 from ..errors import CtxextError
@@ -19,27 +20,46 @@ from .undo import Patched
 
 CACHE_NAMES = ("cache", "past_key_values", "layer_past")
 """What attention modules of transformers call their cache."""
+Choice = Callable[[torch.Tensor], torch.Tensor]
+"""Takes rows of a tensor, some of them or some of them more than once."""
 _HELD = "_ctxext_held"
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a cache layer holds that a patched model filled.
+class Filled:
+    """By whom a cache layer was filled: the digest of the schedule that the model ran.
 
-    schedule: digest of the schedule that the model ran. stages: per row, the stage that its keys are turned to.
+    expected: that model is about to add to the layer.
+    """
+
+    schedule: str
+    expected: bool = False
+
+    def rows(self, choose: Choice) -> Filled:
+        """The same of the rows that `choose` takes."""
+        return self
+
+    def shorter(self, removed: int, length: int) -> Filled:
+        """The same after the last `removed` tokens are gone and `length` are left."""
+        return self
+
+
+@dataclass(frozen=True)
+class Held(Filled):
+    """And what keys it holds, of a model that turns them or looks at where they are.
+
+    stages: per row, the stage that its keys are turned to.
     positions: (rows, keys), rows = 1 if all share them: the position of each key, as it was given. There may be
     holes: pads, masked tokens, the branches of a draft. history: equal for layers that hold the same positions.
-    expected: the patched model is about to add to the layer. made: None, or the first keys as they were made, each
-    in the stage of its own position; those after them are still as they were made.
+    made: None, or the first keys as they were made, each in the stage of its own position; those after them are
+    still as they were made.
 
     Every turn rounds. In 16 bits that shows after many stages, so there all turns begin at `made`.
     """
 
-    schedule: str
-    stages: tuple[int, ...]
-    positions: torch.Tensor
-    history: int
-    expected: bool = False
+    stages: tuple[int, ...] = ()
+    positions: torch.Tensor = field(default_factory=lambda: torch.empty(1, 0))
+    history: int = 0
     made: torch.Tensor | None = None
 
     def positions_of(self, batch: int) -> torch.Tensor:
@@ -52,8 +72,8 @@ class Held:
         """The positions of its keys and of those of a call, (rows, tokens)."""
         return joined(self.positions, positions.to(self.positions.device))
 
-    def rows(self, chosen: list[int]) -> Held:
-        """The same of these rows."""
+    def rows(self, choose: Choice) -> Held:
+        chosen = choose(torch.arange(len(self.stages))).tolist()
         return replace(
             self,
             stages=tuple(self.stages[i] for i in chosen),
@@ -63,7 +83,6 @@ class Held:
         )
 
     def shorter(self, removed: int, length: int) -> Held:
-        """The same after the last `removed` tokens are gone and `length` are left."""
         made = None if self.made is None or not length else self.made[:, :, :length]
         history = hash((self.history, "crop", removed))
         return replace(self, positions=self.positions[:, :length], history=history, made=made)
@@ -75,14 +94,14 @@ def joined(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return torch.cat((first.expand(rows, -1), second.expand(rows, -1)), 1)
 
 
-def _knowing_its_stage(base: type, name: str) -> type:
-    """A cache layer class that keeps its `Held` true under batch operations, and takes keys from its model alone.
+def _knowing_its_filler(base: type, name: str) -> type:
+    """A cache layer class that keeps its `Filled` true under batch operations, and takes keys from one model.
 
     A layer that exists already is given this class, so it must derive from that layer's class alone: with a
     mixin Python would refuse the change of memory layout.
     """
 
-    class Staged(base):
+    class Knowing(base):
         def update(self, *args, **kwargs):
             held = getattr(self, _HELD, None)
             if held is not None and not held.expected:
@@ -104,23 +123,28 @@ def _knowing_its_stage(base: type, name: str) -> type:
             super().batch_repeat_interleave(repeats)
             self._select(lambda rows: rows.repeat_interleave(repeats))
 
-        def _select(self, chosen):
-            held = getattr(self, _HELD, None)
-            if held is not None and length_of(self):
-                setattr(self, _HELD, held.rows(chosen(torch.arange(len(held.stages))).tolist()))
+        def _select(self, choose):
+            if hasattr(self, _HELD) and length_of(self):
+                setattr(self, _HELD, getattr(self, _HELD).rows(choose))
 
         def crop(self, tokens_to_remove):
             super().crop(tokens_to_remove)
             if hasattr(self, _HELD):
                 setattr(self, _HELD, getattr(self, _HELD).shorter(abs(tokens_to_remove), length_of(self)))
 
-    Staged.__name__ = Staged.__qualname__ = name  # so that caches pickle
-    return Staged
+    Knowing.__name__ = Knowing.__qualname__ = name  # so that caches pickle
+    return Knowing
 
 
-StagedDynamicLayer = _knowing_its_stage(DynamicLayer, "StagedDynamicLayer")
-StagedStaticLayer = _knowing_its_stage(StaticLayer, "StagedStaticLayer")
-_KNOWN = {DynamicLayer: StagedDynamicLayer, StaticLayer: StagedStaticLayer}
+_PATCHED = {
+    kind: _knowing_its_filler(kind, f"Patched{name}")
+    for name, kind in vars(cache_utils).items()
+    if isinstance(kind, type) and issubclass(kind, CacheLayerMixin) and not inspect.isabstract(kind)
+}
+"""Every kind of layer of transformers, and the one that it becomes."""
+globals().update({kind.__name__: kind for kind in _PATCHED.values()})  # where unpickling looks
+_TURNED = {kind: _PATCHED[kind] for kind in (DynamicLayer, StaticLayer)}
+"""The kinds whose keys can be turned, as all of them stay in place."""
 
 
 class Block:
@@ -214,39 +238,42 @@ def _as_made(layer: Any, length: int) -> torch.Tensor:
 
 
 def guard(module: Foreign, patched: Patched) -> None:
-    """Make an attention module whose keys can't be told from a stock one's refuse caches that others filled.
-
-    For patches that change what goes into attention or which keys it sees, but not attention itself.
-    """
+    """Make an attention module that is stock, but for what it is given or may see, refuse caches of others."""
     names = inspect.signature(module.forward).parameters
     name = next((n for n in CACHE_NAMES if n in names), None)
     if name is not None:
-        known = digest(patched.schedule)
-        patched.set_forward(module, functools.partial(_guarded, module, module.forward, name, known))
+        widened = "sliding_window" in patched.config
+        forward = functools.partial(_guarded, module, module.forward, name, digest(patched.schedule), widened)
+        patched.set_forward(module, forward)
 
 
-def _guarded(module: Foreign, inner: Callable, name: str, schedule: str, *args: Any, **kwargs: Any) -> Any:
-    cache = kwargs.get(name)
-    layers = cache.layers if isinstance(cache, Cache) and hasattr(cache, "layers") else []
-    layer = layers[module.layer_idx] if len(layers) > module.layer_idx else None
-    if layer is not None and getattr(layer, "is_sliding", False) and not getattr(module, "sliding_window", None):
+def _guarded(
+    module: Foreign, inner: Callable, name: str, schedule: str, widened: bool, *args: Any, **kwargs: Any
+) -> Any:
+    def layer() -> Any:
+        layers = getattr(kwargs.get(name), "layers", ())
+        return layers[module.layer_idx] if len(layers) > module.layer_idx else None
+
+    there = layer()
+    if widened and getattr(there, "is_sliding", False):
         raise CtxextError(
             "this cache was made for a sliding window, which the patch took away",
             hint="make the cache after patching",
         )
-    if length_of(layer):
-        held = getattr(layer, _HELD, None)
-        if type(layer) in {*_KNOWN, *_KNOWN.values()}:
-            if held is None or held.schedule != schedule:
-                raise _foreign()
-            setattr(layer, _HELD, replace(held, expected=True))
+    # Compiled code can't branch on the length of a fixed-size cache, nor give an object another class.
+    compiling = torch.compiler.is_compiling()
+    if there is not None and not compiling and length_of(there):
+        held = getattr(there, _HELD, None)
+        if (held is None or held.schedule != schedule) and type(there) in {*_PATCHED, *_PATCHED.values()}:
+            raise _foreign()
+    if there is not None:
+        setattr(there, _HELD, Filled(schedule, expected=True))
     answer = inner(*args, **kwargs)
-    layer = layers[module.layer_idx] if len(layers) > module.layer_idx else None
-    if layer is not None and type(layer) in {*_KNOWN, *_KNOWN.values()}:
-        layer.__class__ = _KNOWN.get(type(layer), type(layer))
-        assert layer.keys is not None
-        # Its keys are never turned, so where they are doesn't matter.
-        setattr(layer, _HELD, Held(schedule, (0,) * layer.keys.shape[0], torch.empty(1, 0), 0))
+    there = layer()
+    if there is not None:
+        setattr(there, _HELD, Filled(schedule))
+        if not compiling:
+            there.__class__ = _PATCHED.get(type(there), type(there))
     return answer
 
 
@@ -258,7 +285,7 @@ def _foreign() -> CtxextError:
 
 
 def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
-    """This module's layer of the cache if it holds anything, ready to be given more; None if it holds nothing.
+    """This module's layer of the cache if it holds anything, None if it holds nothing.
 
     schedule: digest of what the model runs. Raises CtxextError for a cache that can't be used, and for one that
     was filled under another schedule.
@@ -274,7 +301,7 @@ def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
     if len(cache.layers) <= module.layer_idx:
         return None
     layer = cache.layers[module.layer_idx]
-    if type(layer) not in {*_KNOWN, *_KNOWN.values()}:
+    if type(layer) not in {*_TURNED, *_TURNED.values()}:
         raise CtxextError(
             f"this schedule can't turn the keys of a {type(layer).__name__}",
             hint="use DynamicCache or StaticCache, without quantization or a sliding window",
@@ -291,8 +318,12 @@ def layer_of(cache: Any, module: Foreign, schedule: str) -> Any:
             "so nobody knows which positions are left",
             hint="use the cache's own crop, reorder_cache and batch methods, or start with an empty cache",
         )
-    setattr(layer, _HELD, replace(held, expected=True))
     return layer
+
+
+def expect(layer: Any) -> None:
+    """Let a layer that `layer_of` found take the keys of this call, which nothing speaks against."""
+    setattr(layer, _HELD, replace(getattr(layer, _HELD), expected=True))
 
 
 def remember(
@@ -310,8 +341,7 @@ def remember(
     the layers of a call share one tensor of positions.
     """
     layer = cache.layers[module.layer_idx]
-    if type(layer) in _KNOWN:
-        layer.__class__ = _KNOWN[type(layer)]
+    layer.__class__ = _TURNED.get(type(layer), type(layer))
     before: Held | None = getattr(layer, _HELD, None)
     history = hash((before.history if before else 0, tuple(positions.flatten().tolist())))
     if before is not None:
@@ -320,7 +350,7 @@ def remember(
             known[history] = before.followed_by(positions)
         positions = known[history]
         made = before.made if made is None else made
-    setattr(layer, _HELD, Held(schedule, tuple(stages), positions, history, made=made))
+    setattr(layer, _HELD, Held(schedule, False, tuple(stages), positions, history, made))
 
 
 def positions_held(layer: Any, batch: int) -> torch.Tensor:

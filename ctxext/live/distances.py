@@ -58,15 +58,19 @@ class LiveDistances(LiveEncoding):
         scaling, dropout = call.options["scaling"], call.options["dropout"]
         batch, heads, _, size = query.shape
         groups = heads // key.shape[1]
+        # Only asked for do they exist for all keys at once, as in the stock eager attention.
+        asked_for = call.options.get("output_attentions") or getattr(
+            call.module.config, "output_attentions", False
+        )
         rules, keys = self.parts(), call.keys
         turned = [self._turned(key, rule.key(keys)) for rule in rules]
-        outs = []
+        outs, shown = [], []
         for block in blocks(query, key.shape[2]):
             here = call.queries[:, block]
             seen = here[:, :, None] >= keys[:, None, :]
             if call.mask is not None:
                 seen = seen & visible(call.mask, query, key.shape[2], block)[:, 0]
-            scores, values = [], []
+            scores, values, spans = [], [], []
             for rule, its_keys in zip(rules, turned, strict=True):
                 pairs = rule.holds(here[:, :, None], keys[:, None, :]) & seen
                 used = pairs.flatten(0, 1).any(0).nonzero().flatten()
@@ -79,15 +83,22 @@ class LiveDistances(LiveEncoding):
                 score = (asked @ its_keys[:, :, span].mT).view(batch, heads, here.shape[1], -1)
                 scores.append(score.masked_fill(~pairs[:, None, :, span], torch.finfo(score.dtype).min))
                 values.append(value[:, :, span])
+                spans.append(span)
+            if asked_for:
+                shown.append(value.new_zeros(batch, heads, here.shape[1], key.shape[2]))
             # A pad may see no key at all: it gets nothing.
             if not scores:
                 outs.append(value.new_zeros(batch, heads, here.shape[1], value.shape[-1]))
                 continue
             weights = torch.softmax(torch.cat(scores, -1), -1, dtype=torch.float32).to(value.dtype)
             weights = nn.functional.dropout(weights, dropout, dropout > 0)
+            if asked_for:
+                # Each pair is in one part, and nothing to the others.
+                for span, part in zip(spans, weights.split([s.shape[-1] for s in scores], -1), strict=True):
+                    shown[-1][..., span] += part
             weights = weights.view(batch, -1, groups * here.shape[1], weights.shape[-1])
             outs.append((weights @ torch.cat(values, 2)).view(batch, heads, here.shape[1], -1))
-        return torch.cat(outs, 2).transpose(1, 2), None
+        return torch.cat(outs, 2).transpose(1, 2), torch.cat(shown, 2) if asked_for else None
 
     def _turned(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Queries or keys (batch, heads, tokens, head size) rotated by positions (rows, tokens)."""

@@ -44,7 +44,7 @@ def patch(
     model: any decoder of transformers with the standard rotary embedding, wrapped by PEFT or compiled or
         not, on any device. Patching it again replaces the earlier patch; it does not compose with it. A KV cache
         holds what the earlier one computed: start with an empty one (refused otherwise, except between two static
-        schedules, whose keys nothing tells apart).
+        schedules, or one and the unpatched model, which run stock code throughout and leave nothing to tell by).
     trained_length: tokens, when config.max_position_embeddings is not what the model was trained with.
     existing: for a checkpoint whose config is already scaled: "refuse", "replace" or "compose".
     method_options: the method's own options (see `ctxext methods`); they may also be given by name.

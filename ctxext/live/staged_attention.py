@@ -19,8 +19,8 @@ from torch import nn
 
 from ..errors import CtxextError
 from . import Foreign
-from .blocks import check_causal, drop_packing
-from .cache import CACHE_NAMES, Block, align, layer_of, length_of, remember, rows_of
+from .blocks import check_causal, fit_options
+from .cache import CACHE_NAMES, Block, align, expect, layer_of, length_of, remember, rows_of
 from .stages import Plan, Segment, StagedRotary
 from .undo import Patched
 
@@ -91,7 +91,7 @@ def _forward(
     module, rotary = layer.module, layer.rotary
     if args:
         raise CtxextError(f"{type(module).__name__} was called with positional arguments, which differ by family")
-    drop_packing(kwargs, layer.module.config)
+    fit_options(kwargs, layer.module.config)
     plan = getattr(position_embeddings, "plan", None)
     if plan is None:
         # Something on the way (an offloading hook) rebuilt the tuple.
@@ -107,6 +107,7 @@ def _forward(
     stages = rows_of(plan.segments[0].stages, batch)
     if held is not None:
         align(held, rotary, stages, plan, batch)
+        expect(held)
     answer = layer.inner(
         hidden_states,
         position_embeddings=position_embeddings,
@@ -151,6 +152,7 @@ def _segmented(layer: Layer, call: StagedCall) -> tuple[torch.Tensor, torch.Tens
         final = rows_of(plan.segments[-1].stages, batch)
         if call.held is not None and block.past:
             align(call.held, rotary, final, plan, batch)
+            expect(call.held)
         call.cache.update(block.turned[:, :, block.past :], block.values[:, :, block.past :], module.layer_idx)
         remember(call.cache, module, rotary.digest, final, plan.positions, block.made(), plan.held)
     return torch.cat(outputs, 1), _join_weights(weights)

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import CtxextError
 from . import Foreign
+from .blocks import check_not_traced
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,7 @@ class StagedRotary(nn.Module):
 
     def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> Planned:
         """(cos, sin), each (rows, tokens, rotary width) in x's dtype, and the plan."""
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            raise CtxextError(
-                "a staged schedule can't be exported or traced: which frequencies run depends on the positions",
-                hint="patch with a static method, such as yarn, for torch.export and torch.jit.trace",
-            )
+        check_not_traced("a schedule of several stages")
         plan = self.plan(position_ids)
         parts = []
         for segment in plan.segments:

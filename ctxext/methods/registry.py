@@ -71,8 +71,15 @@ class Method:
         """The method's Schedule, with every option recorded in `params`.
 
         Raises UsageError for a factor below 1, an unknown option (with the nearest name), a value of the
-        wrong type, or an option that the method can't do without.
+        wrong type, an option that the method can't do without, or a method that changes rotation for a rope that
+        has none left.
         """
+        if rope.ratios and not any(rope.ratios) and not self.replaces_rope:
+            others = ", ".join(m.name for m in all_methods().values() if m.replaces_rope)
+            raise UsageError(
+                f"this checkpoint doesn't rotate, so there is nothing that {self.name} could change",
+                hint=f"choose one of {others}, or --existing replace to start from the original rope",
+            )
         # Every runtime derives the factor from the two lengths at some point: keep all three consistent.
         factor = target_length(rope, check_factor(factor)) / rope.trained_length
         params = self.check(params)
