@@ -56,7 +56,7 @@ def replacing(out: Path, *, force: bool) -> Iterator[Path]:
     --force can't take away anything else), and for a full disk or a folder that can't be written.
     """
     # A link stays a link: what it points to is replaced.
-    out = out.expanduser().resolve()
+    out = settled(out)
     _clear_leftovers(out)
     check_overwrite(out, force)
     temporary = out.with_name(f".{out.name}.ctxext-new-{os.getpid()}")
@@ -83,7 +83,7 @@ def replacing_file(out: Path, *, force: bool) -> Iterator[IO[bytes]]:
     Raises CtxextError if `out` is a folder, or a file and not `force`, and for a full disk or a folder that can't
     be written.
     """
-    out = out.expanduser().resolve()
+    out = settled(out)
     _clear_leftovers(out)
     if out.is_dir():
         raise CtxextError(f"{out} is a folder", hint="give a file name with -o")
@@ -107,6 +107,20 @@ def _swapped_in(out: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, out)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def settled(out: Path) -> Path:
+    """Where a path leads as the system follows it: `link/..` is where the link leads, not what stands before it.
+
+    Raises CtxextError for a circle of links, or a name that can't be.
+    """
+    try:
+        found = out.expanduser().resolve()
+        found.exists()
+        return found
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CtxextError(f"{out} can't be followed: {why}", hint="choose another place with -o") from error
 
 
 def check_overwrite(out: Path, force: bool) -> None:
@@ -245,14 +259,6 @@ def read_json(path: str | Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
-    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped.
-
-    Raises CtxextError for a line that isn't JSON.
-    """
-    rows = []
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n")[:-1], start=1):
-        try:
-            rows += [json.loads(line)] if line.strip() else []
-        except ValueError as error:
-            raise CtxextError(f"{path}:{number} isn't JSON: {error}") from error
-    return rows
+    """The rows of a JSONL file. A last line without its end, left by a kill, is dropped."""
+    lines = Path(path).read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1] if line.strip()]

@@ -116,12 +116,24 @@ def test_ctxext_reads_a_guarded_folder(family, folders, monkeypatch, capsys, tmp
     assert "ctxext.load" in card
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma"])
-def test_saving_a_live_model_loses_the_guard_and_doctor_brings_it_back(family, folders, tmp_path):
-    """transformers writes the class's name when it saves; the rope type stays, which is all that it leaves."""
-    root, name, _ = folders(family)
-    ctxext.load(root / "staged").save_pretrained(tmp_path / "saved")
-    assert read_config(tmp_path / "saved")["architectures"] == [name]
-    assert doctor(tmp_path / "saved", fix=True).mended
-    assert read_config(tmp_path / "saved")["architectures"] == [f"Ctxext{name}"]
-    assert doctor(tmp_path / "saved").findings == []
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "phi3", "gpt_neox"])
+def test_saving_a_live_model_keeps_the_theta_guarded_and_doctor_brings_the_class_back(family, folders, tmp_path):
+    """transformers writes the class's name whenever it saves; MLX-LM looks at the theta alone."""
+    root, name, live = folders(family)
+    plain = pico_model(family)
+    for what, model in (("patched", live), ("loaded", ctxext.load(root / "staged"))):
+        model.save_pretrained(tmp_path / what)
+        saved = json.loads((tmp_path / what / "config.json").read_text())
+        assert saved["architectures"] == [name]
+        assert REFUSE in saved["rope_theta"]
+        doctor(tmp_path / what, fix=True)
+        assert read_config(tmp_path / what)["architectures"] == [f"Ctxext{name}"]
+        assert doctor(tmp_path / what).findings == []
+        ctxext.load(tmp_path / what)
+    ctxext.patch(plain, "dynamic_ntk", 4)
+    ctxext.unpatch(plain)
+    assert REFUSE not in json.dumps(plain.config.to_dict())
+    # A table alone is plain transformers' to save.
+    ctxext.patch(plain, "ntk", 4)
+    plain.save_pretrained(tmp_path / "static")
+    assert "ctxext ntk" not in (tmp_path / "static" / "config.json").read_text()

@@ -13,13 +13,14 @@ from ..config.keys import head_dim
 from ..config.read import read_schedule
 from ..config.rope_parameters import Fallback
 from ..errors import CtxextError, check_choice
-from ..files import read_config, replacing_file
+from ..files import read_config, replacing_file, settled
 from ..rope import Schedule
 from ..runtimes.gguf_file import require_gguf
 from ..runtimes.gguf_rope import TENSOR, GgufRope, architecture
 from ..runtimes.gguf_tokenizer import add_tokenizer
 from .heads import require_causal
-from .source import display_name, is_gguf, resolve
+from .patch import whole
+from .source import display_name, resolve
 from .weights import check_weights, tensor_files
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def export(
     require_causal(config, folder, "a GGUF for llama.cpp")
     check_weights(folder)
     target = Path(out) if out is not None else Path(f"{display_name(model)}-{dtype}.gguf")
-    _check_target(Path(model) if is_gguf(model) else folder, target)
+    _check_target(whole(model, folder), target)
     with replacing_file(target, force=force) as file, Weights(folder) as weights:
         writer = gguf.GGUFWriter(None, arch)
         writer.add_name(display_name(model))
@@ -96,7 +97,7 @@ def export(
 
 def _check_target(source: Path, target: Path) -> None:
     """Raise CtxextError if writing `target` would take away the model itself, or one of its files."""
-    mine, goal = source.expanduser().resolve(), target.expanduser().resolve()
+    mine, goal = settled(source), settled(target)
     if goal == mine or (goal.is_relative_to(mine) and goal.exists() and goal.suffix != ".gguf"):
         raise CtxextError(f"{target} is a part of the model to export", hint="write to another file with -o")
 

@@ -11,7 +11,7 @@ from .. import methods
 from ..config.read import Existing, read_rope
 from ..config.rope_parameters import Fallback
 from ..errors import CtxextError, check_choice, warn
-from ..files import replacing_file
+from ..files import replacing_file, settled
 from ..rope import Schedule
 from ..runtimes.gguf_file import metadata, read_gguf, tensor, write_changed
 from ..runtimes.gguf_rope import READS_TABLE, TENSOR, GgufRope, config_of, gguf_rope, is_scaling_key
@@ -50,7 +50,7 @@ def patch_gguf(
     check_choice("fallback", fallback, Fallback)
     source = Path(source).expanduser()
     target = Path(out) if out is not None else Path(f"{display_name(source)}-{method}-{factor:g}x.gguf")
-    if target.exists() and target.samefile(source):
+    if settled(target).exists() and target.samefile(source):
         raise CtxextError(f"{target} is the file to patch", hint="write to another file with -o")
     methods.get(method).check(params)
     reader = read_gguf(source)

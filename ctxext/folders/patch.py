@@ -16,7 +16,16 @@ from ..config.read import Existing, check_layers, read_rope
 from ..config.rope_parameters import Fallback
 from ..config.write import write_config
 from ..errors import CtxextError, check_choice, warn
-from ..files import WEIGHTS, check_overwrite, link_or_copy, model_files, read_config, replacing, write_text
+from ..files import (
+    WEIGHTS,
+    check_overwrite,
+    link_or_copy,
+    model_files,
+    read_config,
+    replacing,
+    settled,
+    write_text,
+)
 from ..rope import Schedule
 from ..runtimes.facts import target as runtime_target
 from ..runtimes.portability import portability
@@ -167,19 +176,16 @@ def write(
 ) -> Patched:
     """`patch_checkpoint` for a request."""
     folder, schedule, config = plan(src, request, dtype=dtype)
-    if is_gguf(src):
-        check_target(Path(src), out, force)
+    check_target(whole(src, folder), out, force)
     return write_patched(folder, out, schedule, config, name=display_name(src), force=force, link=link)
 
 
 def check_target(source: Path, target: Path, force: bool, what: str = "the model to patch") -> None:
     """Raise CtxextError if what is made of `source`, a model folder or file, can't become the folder `target`.
 
-    what: the source, in words. Asked before any work is done. Both are followed as the system would: `link/..` is
-    where the link leads.
+    what: the source, in words. Asked before any work is done.
     """
-    target = target.expanduser()
-    mine, goal = source.expanduser().resolve(), target.resolve()
+    mine, goal = settled(source), settled(target)
     if goal.exists() and mine.is_relative_to(goal):
         raise CtxextError(f"{target} is, or holds, {what}", hint="write to another folder with -o")
     if goal.is_relative_to(mine):
@@ -188,6 +194,11 @@ def check_target(source: Path, target: Path, force: bool, what: str = "the model
             hint="write to another folder with -o",
         )
     check_overwrite(goal, force)
+
+
+def whole(model: str | os.PathLike, folder: Path) -> Path:
+    """What MODEL is on this machine: a .gguf file, or its folder."""
+    return Path(model) if is_gguf(model) else folder
 
 
 def write_patched(

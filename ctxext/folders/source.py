@@ -76,6 +76,8 @@ def _require_model(path: Path) -> None:
         raise CtxextError(
             f"{path} is a PEFT adapter, not a whole model", hint="patch its base model, or merge the adapter first"
         )
+    if (path / "config.json").is_symlink():
+        raise CtxextError(f"{path / 'config.json'} is a link to nothing", hint="download it again")
     raise CtxextError(f"{path} has no config.json", hint="give the folder that from_pretrained would load")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..config.architectures import is_guard
 from ..config.families import SCALED_LAYERS
 from ..config.write import write_config
 from ..errors import CtxextError
@@ -52,6 +53,9 @@ def config_edits(config: Any, schedule: Schedule) -> dict[str, Any]:
     """The attributes of a live transformers config that `schedule` changes, with their new values."""
     edited = write_config(config.to_dict(), schedule, live=True)
     live = ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", "head_dim", "ctxext")
+    if is_guard(edited.get("rope_theta")):
+        # A saved config must stop those too that look at no rope type.
+        live += ("rope_theta",)
     edits = {k: edited[k] for k in live if k in edited and getattr(config, k, None) != edited[k]}
     if edits.get("rope_parameters", {}).get("rope_type") == "longrope" and not schedule.is_static:
         edits["rope_scaling"] = edited["rope_scaling"]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..config.architectures import architectures, is_guard
 from ..config.block import read_block
 from ..config.keys import OLD_NAMES, ORIGINAL, ROPE_TYPES, number, rope_parameters
 from ..config.read import base_rope, read_schedule
@@ -26,6 +27,8 @@ from .gguf_rope import ARCHITECTURES, architecture, gguf_rope
 
 # How far two attention scales may be apart before logits notice in float32.
 _CLOSE = 1e-4
+# The same where one comes through an original length that was rounded: measured as 0.01 of a log-probability.
+_ROUNDED = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def portability(config: Mapping[str, Any], folder: str = "FOLDER", *, native: bo
     found = features(config)
     block = config.get("ctxext")
     length = read_block(block).max_length if block else config.get("max_position_embeddings") or "N"
-    return [_verdict(known, found, folder, length, native) for known in facts().runtimes]
+    family = str(config.get("model_type"))
+    return [_verdict(known, found, family, folder, length, native) for known in facts().runtimes]
 
 
 def gguf_portability(config: Mapping[str, Any], file: str) -> list[Verdict]:
@@ -100,8 +104,10 @@ def stand_in(rope: Rope, model_type: str = "llama") -> dict[str, Any]:
     }
 
 
-def _verdict(known: Runtime, found: frozenset[str], folder: str, length: int | str, native: bool) -> Verdict:
-    rule = known.rule(found)
+def _verdict(
+    known: Runtime, found: frozenset[str], family: str, folder: str, length: int | str, native: bool
+) -> Verdict:
+    rule = known.rule(found, family)
     runs: Runs = "exact" if rule is None else rule.runs
     note, evidence = ("", known.evidence) if rule is None else (rule.note, rule.evidence)
     if runs == "exact" and "last stage" in found:
@@ -123,8 +129,13 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
     kind = keys["rope_type"]
     if not isinstance(kind, str):
         raise CtxextError(f"the rope type in config.json is {kind!r}, which is no name")
+    # GPT-NeoX's own name for theta was never renamed; readers of v4 keys know it for that family.
+    theta = config.get("rope_theta") or config.get("rotary_emb_base")
     if kind.startswith("ctxext"):
-        return frozenset({"staged", *_gguf(config)})
+        open_ = set()
+        if config.get("architectures") == architectures(config):
+            open_ = {"known class"} if is_guard(theta) else {"known class", "no guard"}
+        return frozenset({"staged", *_gguf(config), *open_, *(["no v4 keys"] if theta is None else [])})
     nested = any(isinstance(v, Mapping) for v in (config.get("rope_parameters") or {}).values())
     kind = (OLD_NAMES | {"none": "default"}).get(kind, kind)
     if kind not in ROPE_TYPES:
@@ -133,11 +144,11 @@ def features(config: Mapping[str, Any]) -> frozenset[str]:
             hint="ctxext doctor says what can be done",
         )
     found = {kind, *_gguf(config), *(["per layer type"] if nested else [])}
+    if kind != "default":
+        found |= {"scaled", *([] if config.get("rope_parameters") else ["no v5 keys"])}
     at_top = number(config, ORIGINAL)
     original = at_top or number(keys, ORIGINAL) or length
     factor = number(keys, "factor") or length / original
-    # GPT-NeoX's own name for theta was never renamed; readers of v4 keys know it for that family.
-    theta = config.get("rope_theta") or config.get("rotary_emb_base")
     if (theta is None and keys["rope_theta"] != 10000) or (kind != "default" and not config.get("rope_scaling")):
         found.add("no v4 keys")
     if kind == "linear" and isinstance(keys.get("factor"), int):
@@ -185,8 +196,10 @@ def _longrope(keys: Mapping[str, Any], length: int, original: float) -> set[str]
     if keys.get("short_factor") != keys.get("long_factor"):
         found.add("switching")
     scale = keys.get("attention_factor")
-    if scale is not None and abs(scale - longrope_attention_scale(length / original, original)) > _CLOSE:
+    if scale is not None and abs(scale - longrope_attention_scale(length / original, original)) > _ROUNDED:
         found.add("scale not in the formula")
+    if scale is not None and abs(scale - 1) > _CLOSE:
+        found.add("own attention scale")
     if keys.get("short_mscale") is None or keys.get("long_mscale") is None:
         found.add("no mscale keys")
     return found

@@ -14,10 +14,10 @@ from typing import Any
 
 from .. import methods
 from ..errors import CtxextError, UsageError, require, warn
-from ..files import read_config, write_json
+from ..files import read_config, settled, write_json
 from ..folders.adapter import fingerprint
 from ..folders.load import load, load_tokenizer
-from ..folders.patch import check_target, default_out, patched_config, write_patched
+from ..folders.patch import check_target, default_out, patched_config, whole, write_patched
 from ..folders.source import ModelDtype, display_name
 from ..rope import Schedule, target_length, unpatched
 from . import documents as texts
@@ -93,9 +93,9 @@ def search_factors(
         subject = read_subject(options)
         reached = target_length(subject.rope, factor) / subject.rope.trained_length
         folder = options.out or default_out(options.model, "longrope", reached)
-        team.from_first(lambda: check_target(subject.folder, folder, force))
-        whole = Path(os.path.abspath(folder.expanduser()))
-        work = whole.with_name(whole.name + ".search")
+        team.from_first(lambda: check_target(whole(options.model, subject.folder), folder, force))
+        goal = settled(folder)
+        work = goal.with_name(goal.name + ".search")
         return _Search(
             options=options, subject=subject, factor=reached, out=folder, work=work, team=team, watch=watch
         ).run()
