@@ -51,7 +51,8 @@ def write_config(
     new["rope_scaling"] = None if plain else {**keys, "type": keys["rope_type"]}
     if live and not schedule.is_static:
         # Read first when it is loaded, and not looked at when it is saved.
-        new["rope_scaling"] = refused(schedule, config.get("model_type", ""))
+        refusing = refused(schedule, config.get("model_type", ""))
+        new["rope_scaling"] = {"rope_theta": keys["rope_theta"], **refusing}
     new["rope_theta"] = keys["rope_theta"]
     if "rotary_emb_base" in config:
         new["rotary_emb_base"] = keys["rope_theta"]
