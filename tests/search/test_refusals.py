@@ -152,7 +152,7 @@ def scaled_by_others(folder, length, **keys):
 
 
 def test_a_linear_scaling_that_says_its_original_length(tmp_path):
-    """Whoever wrote it: what is written is what was searched, and as long, from the length that the weights read."""
+    """What is written is what was searched, and as long: the factor counts from what the weights read."""
     keys = {"rope_type": "linear", "factor": 2.0, "original_max_position_embeddings": 256}
     folder = scaled_by_others(tmp_path / "linear", 512, **keys)
     assert read_schedule(read_config(folder)).rope.trained_length == 256
