@@ -136,7 +136,7 @@ def jobs(root: Path, target: str, families: Iterable[str] = FAMILIES, only: str 
                 if only in name or name == CONTROL:
                     out = root / f"{family}-{name}".replace(", ", "-").replace(" ", "-")
                     shutil.copytree(patched, out)
-                    (out / "config.json").write_text(json.dumps(change(read_config(out))))
+                    (out / "config.json").write_text(json.dumps(change(read_config(out))), encoding="utf-8")
                     yield Job(family, name, "all", out)
 
 

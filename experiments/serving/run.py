@@ -92,7 +92,7 @@ def made(name: str, envs: Path) -> Path:
 def version(python: Path, package: str) -> str:
     """The version of a package in that environment."""
     code = f"import importlib.metadata as m; print(m.version({package!r}))"
-    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, encoding="utf-8").stdout.strip()
 
 
 def asked(python: Path, environment: Environment, todo: list[dict[str, Any]], scratch: Path) -> dict[str, Any]:
@@ -103,17 +103,19 @@ def asked(python: Path, environment: Environment, todo: list[dict[str, Any]], sc
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     offline = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)}
     while left := todo[len(read_jsonl(answers)) :]:
-        questions.write_text("".join(json.dumps(job) + "\n" for job in left))
-        with log.open("w") as output:
+        questions.write_text("".join(json.dumps(job) + "\n" for job in left), encoding="utf-8")
+        with log.open("w", encoding="utf-8") as output:
             command = [python, CLIENTS / f"{environment.client}.py", questions, answers]
             variables = inherited | offline | dict(environment.variables)
             died = subprocess.run(command, stdout=output, stderr=output, env=variables, check=False).returncode
         done = len(read_jsonl(answers))
         if died and done < len(todo):
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            lines = [
+                line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()
+            ]
             if done == len(todo) - len(left) and not any("loop.py" in line for line in lines) and died == 1:
                 raise CtxextError(f"{environment.client} doesn't start: {lines[-1] if lines else died}")
-            with answers.open("a") as file:
+            with answers.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"job": todo[done]["job"], "refused": f"exit {died}: {lines[-1]}"}) + "\n")
     return {row["job"]: row for row in read_jsonl(answers)}
 

@@ -177,8 +177,9 @@ def add_keys(path, out, keys, freqs=None):
     ("keys", "freqs", "method", "reads"),
     [
         ({}, None, "none", 64),
-        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, None, "pi", 256),
-        ({"llama.rope.scale_linear": 2.0}, None, "pi", 128),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}, None, "pi", 64),
+        # Nothing tells whether the length is that before linear scaling: what stands there is what it reads.
+        ({"llama.rope.scale_linear": 2.0}, None, "pi", 64),
         (
             {
                 "llama.rope.scaling.type": "yarn",

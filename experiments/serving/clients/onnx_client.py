@@ -12,7 +12,10 @@ def load(folder):
     made = tempfile.TemporaryDirectory()
     builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-p", "fp32", "-e", "cpu"]
     built = subprocess.run(
-        [*builder, "-i", folder, "-o", made.name, "-c", made.name], capture_output=True, text=True, check=False
+        [*builder, "-i", folder, "-o", made.name, "-c", made.name],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     if built.returncode:
         raise ValueError(built.stderr.strip().splitlines()[-1])
